@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from swift_loader.samplers.shuffle import ShuffleBatchSampler, ShuffleSampler
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.worker.seeding import sample_rng
-    from swift_loader.worker.stream_shard import Stateful
+    from swift_loader.worker.stream import Stateful
 
 __all__ = [
     "DataLoader",
@@ -126,7 +126,7 @@ _HOMES = {
     "SampleFailure": "swift_loader.scheduler.sample_errors",
     "ShuffleBatchSampler": "swift_loader.samplers.shuffle",
     "ShuffleSampler": "swift_loader.samplers.shuffle",
-    "Stateful": "swift_loader.worker.stream_shard",
+    "Stateful": "swift_loader.worker.stream",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
     "batch_key": "swift_loader.device.prefetcher",

@@ -41,7 +41,7 @@ from swift_loader.report.report import Report
 from swift_loader.report.stages import WINDOW, flat_metrics
 from swift_loader.report.trace import write_trace
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.worker.stream_shard import StreamShard
+from swift_loader.worker.torch_worker import StreamShard
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)
 

@@ -21,7 +21,7 @@ from swift_loader.dataloader.indices import SamplerSource, SamplerState, draw_pi
 from swift_loader.dataloader.state import DrawsState, as_torch, pack_bytes, pack_states, unpack_states
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
-from swift_loader.worker.stream_shard import is_stateful
+from swift_loader.worker.stream import is_stateful
 
 _NOTHING = object()
 

@@ -33,7 +33,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn, _share_dist_seed
 
 from swift_loader.transport.task import IndexArray
-from swift_loader.worker.stream_shard import is_stateful
+from swift_loader.worker.stream import is_stateful
 
 SamplerState = tuple[Any, Any]
 """The states of a sampler and of its iterator. None: this one has none."""

@@ -25,9 +25,15 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import preserved_generators
-from swift_loader.worker.stream import StreamEnd, StreamSamples
-from swift_loader.worker.stream_shard import StreamShard, forget_state, has_exact_state, is_huggingface, is_stateful
-from swift_loader.worker.torch_mode import TorchMode
+from swift_loader.worker.stream import (
+    StreamEnd,
+    StreamSamples,
+    forget_state,
+    has_exact_state,
+    is_huggingface,
+    is_stateful,
+)
+from swift_loader.worker.torch_worker import StreamShard, TorchMode
 
 
 class InlineEpoch(Epoch):

@@ -28,7 +28,8 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
-from swift_loader.worker.stream_shard import StreamShard, is_huggingface, is_stateful
+from swift_loader.worker.stream import is_huggingface, is_stateful
+from swift_loader.worker.torch_worker import StreamShard
 
 DEFAULT_PREFETCH = 2
 """torch's default, with which this loader chooses how many batches are in flight."""

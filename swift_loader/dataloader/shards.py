@@ -15,7 +15,7 @@ from swift_loader.errors import warn
 from swift_loader.interrupts import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import StreamWork
-from swift_loader.worker.torch_mode import Resume, Snapshot
+from swift_loader.worker.torch_worker import Resume, Snapshot
 
 
 class Shards:

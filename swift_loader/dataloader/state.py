@@ -36,7 +36,7 @@ from swift_loader.dataloader.indices import SamplerState
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import as_integer, shown
-from swift_loader.worker.torch_mode import Snapshot
+from swift_loader.worker.torch_worker import Snapshot
 
 VERSION = 1
 

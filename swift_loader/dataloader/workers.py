@@ -44,8 +44,7 @@ from swift_loader.tuning.autotuner import Autotuner, room_for
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
-from swift_loader.worker.stream_shard import StreamShard
-from swift_loader.worker.torch_mode import TorchMode
+from swift_loader.worker.torch_worker import StreamShard, TorchMode
 
 if TYPE_CHECKING:
     from swift_loader.dataloader.dataloader import DataLoader

@@ -11,7 +11,7 @@ from typing import Any
 from swift_loader.device.streams import CopyStream, Event
 from swift_loader.device.transfer import Transfer
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.worker.torch_settings import ordinary_tensors
+from swift_loader.worker.torch_worker import ordinary_tensors
 
 MIN_STEPS_QUEUED = 2
 """The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""

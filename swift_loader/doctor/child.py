@@ -55,9 +55,9 @@ from swift_loader.doctor.stacks import StackSampler
 from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
 from swift_loader.testing import assert_resume_exact
-from swift_loader.worker.process_exit import die_with_parent, end_process
+from swift_loader.worker.process import die_with_parent, end_process
 from swift_loader.worker.seeding import Rng, seed_for_construction
-from swift_loader.worker.torch_settings import set_num_threads
+from swift_loader.worker.torch_worker import set_num_threads
 
 _SAMPLES_SHARE, _AGAIN_SHARE, _BATCHES_SHARE, _RANDOMNESS_SHARE = 0.5, 0.1, 0.15, 0.25
 """Of the seconds for measurements."""

@@ -29,6 +29,7 @@ import numpy as np
 
 from swift_loader.batch.tree import type_name
 from swift_loader.doctor.diagnosis import Diagnosis, nbytes_text, quoted
+from swift_loader.worker.process import ForkHazards
 
 _MAX_HOLDERS = 8
 
@@ -64,8 +65,6 @@ def hazards_now() -> Any:
     """Return the descriptors and threads of this process; None on a system without /proc."""
     if not Path("/proc/self/fd").is_dir():
         return None
-    from swift_loader.worker.fork_safety import ForkHazards  # on Windows it can't be imported
-
     return ForkHazards.settled([], [])
 
 

@@ -31,7 +31,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, FailureStage
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.torch_settings import ordinary_tensors
+from swift_loader.worker.torch_worker import ordinary_tensors
 
 if TYPE_CHECKING:
     from swift_loader.metrics.metrics import Metrics

@@ -28,7 +28,7 @@ from swift_loader.transport.frames import Frame
 from swift_loader.transport.messages import Batch, BuildReport, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
-from swift_loader.worker.torch_mode import Resume
+from swift_loader.worker.torch_worker import Resume
 
 # Where each worker's dataset continues if another process takes the worker's place. No I/O.
 

@@ -25,7 +25,7 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.stream import StreamEnd
-from swift_loader.worker.torch_settings import limited_threads, ordinary_tensors
+from swift_loader.worker.torch_worker import limited_threads, ordinary_tensors
 
 _WORKER = 0
 """The serial number and the id of the only worker: the calling thread."""

@@ -29,8 +29,7 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec
-from swift_loader.worker.torch_settings import limited_threads
-from swift_loader.worker.torch_worker import TorchIdentity
+from swift_loader.worker.torch_worker import TorchIdentity, limited_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from swift_loader.pipeline.items import Marker
 from swift_loader.pipeline.relay import Relay
 from swift_loader.scheduler.messages import Answered, Send
 from swift_loader.scheduler.work import IndexWork
-from swift_loader.worker.samples import POSITION_BITS
+from swift_loader.worker.fetch import POSITION_BITS
 from swift_loader.worker.seeding import Fetching, key_this_thread
 
 MAX_POURED = 2

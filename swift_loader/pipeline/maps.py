@@ -27,7 +27,7 @@ from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
-from swift_loader.worker.torch_mode import TorchMode
+from swift_loader.worker.torch_worker import TorchMode
 
 # A stage in worker processes: the function is the dataset, and each item is a key.
 #

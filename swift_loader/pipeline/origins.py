@@ -12,7 +12,7 @@ from swift_loader.pipeline.functions import name_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.sources import length_of, source_items
-from swift_loader.worker.stream_shard import is_stateful
+from swift_loader.worker.stream import is_stateful
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.executors.calls.event_loop import call_soon
 from swift_loader.pipeline.items import Item, Marker
 from swift_loader.pipeline.relay import Relay
-from swift_loader.worker.stream_shard import is_stateful
+from swift_loader.worker.stream import is_stateful
 
 if TYPE_CHECKING:
     from swift_loader.pipeline.run import Run

@@ -32,10 +32,9 @@ from swift_loader.transport.messages import NO_SLOT, Batch, FailureStage, Identi
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import capacity_for
 from swift_loader.transport.slots import FreeSlots
-from swift_loader.worker.dataset_builder import DatasetBuilder
+from swift_loader.worker.build import ThreadUsage
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.loop import TaskLoop
-from swift_loader.worker.usage import ThreadUsage
+from swift_loader.worker.loop import DatasetBuilder, TaskLoop
 
 _OURS = str(Path(__file__).parent)
 

@@ -24,7 +24,7 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode
 from swift_loader.transport.messages import BuildReport, Checksums
 from swift_loader.worker.fetch import Fetcher, OnError
-from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group
+from swift_loader.worker.process import die_with_parent, end_group, flush_streams, lead_group
 from swift_loader.worker.seeding import Rng, Seeding, preserved_generators
 
 _KEY = 0xF19E

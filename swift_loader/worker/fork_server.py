@@ -14,7 +14,8 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.template_messages import Exited, Fork, Forked
-from swift_loader.worker.process_exit import (
+from swift_loader.worker.process import (
+    StackDumper,
     die_with_parent,
     end_group,
     flush_streams,
@@ -22,7 +23,6 @@ from swift_loader.worker.process_exit import (
     reset_multiprocessing,
     run_and_exit,
 )
-from swift_loader.worker.stack_dumps import StackDumper
 
 RunWorker = Callable[[int, Channel], None]
 

@@ -36,11 +36,10 @@ from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_envir
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.store import SegmentStore
-from swift_loader.worker.dataset_builder import DatasetBuilder, Service
+from swift_loader.worker.build import ProcessUsage
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.loop import TaskLoop
-from swift_loader.worker.process_exit import lead_group, run_and_exit
-from swift_loader.worker.usage import ProcessUsage
+from swift_loader.worker.loop import DatasetBuilder, Service, TaskLoop
+from swift_loader.worker.process import lead_group, run_and_exit
 
 
 class Request(Enum):

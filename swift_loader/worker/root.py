@@ -25,12 +25,18 @@ from typing import Any, NoReturn
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.template_messages import Blank, Exited, Forked, Refused, Warmed
-from swift_loader.worker.fork_safety import ForkHazards
-from swift_loader.worker.import_guard import importing
-from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
-from swift_loader.worker.stack_dumps import StackDumper
+from swift_loader.worker.process import (
+    ForkHazards,
+    StackDumper,
+    die_with_parent,
+    end_group,
+    flush_streams,
+    importing,
+    lead_group,
+    run_and_exit,
+)
 from swift_loader.worker.template import be_template, open_standard_streams, reset_signals
-from swift_loader.worker.torch_settings import set_num_threads
+from swift_loader.worker.torch_worker import set_num_threads
 
 # Tells whether the source of an imported module has changed, as in a notebook that reloads modules as they are edited.
 #

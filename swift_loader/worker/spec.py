@@ -16,7 +16,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
-from swift_loader.worker.torch_mode import TorchMode
+from swift_loader.worker.torch_worker import TorchMode
 
 
 class StartMethod(str, Enum):

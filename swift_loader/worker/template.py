@@ -38,11 +38,12 @@ from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
-from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.fork_server import ForkServer
-from swift_loader.worker.process_exit import (
+from swift_loader.worker.loop import DatasetBuilder
+from swift_loader.worker.process import (
+    ForkHazards,
+    StackDumper,
     die_with_parent,
     finish_multiprocessing,
     flush_streams,
@@ -50,8 +51,7 @@ from swift_loader.worker.process_exit import (
     run_and_exit,
 )
 from swift_loader.worker.spec import StartMethod
-from swift_loader.worker.stack_dumps import StackDumper
-from swift_loader.worker.torch_settings import set_num_threads
+from swift_loader.worker.torch_worker import set_num_threads
 
 _GO, _END = b"1", b"0"
 

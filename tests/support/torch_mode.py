@@ -22,7 +22,7 @@ from swift_loader.scheduler.work import WorkSource
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
-from swift_loader.worker.torch_mode import TorchMode
+from swift_loader.worker.torch_worker import TorchMode
 from tests.support.work import IndexSource
 from tests.unit.scheduler.streams import StreamSource
 

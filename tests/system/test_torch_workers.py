@@ -19,7 +19,7 @@ from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, Work, WorkSource
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
-from swift_loader.worker.torch_mode import Resume, Snapshot
+from swift_loader.worker.torch_worker import Resume, Snapshot
 from tests.support.helpers import exhaustive_unless
 from tests.support.torch_mode import begin_keys, begin_stream, plan_of, rest_of, started
 

@@ -37,7 +37,7 @@ from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.portable import AnyConnection, PipeChannel, SegmentNames, attach, inheriting, new_pipe
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.portable import PAGE_NBYTES, Request
-from swift_loader.worker.process_exit import end_group
+from swift_loader.worker.process import end_group
 
 # Starts the interpreters of a loader in the same environment, recorded when the loader starts.
 #

@@ -37,7 +37,7 @@ from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Failure, FailureStage, Identity, Ready
 from swift_loader.transport.payload import Environment, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.import_guard import refuse_start
+from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 EXIT_LIMIT_S = 0.5

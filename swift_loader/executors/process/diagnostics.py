@@ -19,7 +19,7 @@ from pathlib import Path
 from swift_loader.executors.process.deaths import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
-from swift_loader.worker.stack_dumps import DUMP_SIGNAL
+from swift_loader.worker.process import DUMP_SIGNAL
 
 MAX_LINES = 20
 MAX_KEPT_BYTES = 4096

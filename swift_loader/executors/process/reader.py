@@ -31,7 +31,7 @@ from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.torch_settings import is_inference_mode, ordinary_tensors
+from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 
 # Decodes the contents of a slot into a batch.
 

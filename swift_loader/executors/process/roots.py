@@ -17,7 +17,7 @@ from contextlib import suppress
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.root import BlankTemplate, Root
-from swift_loader.worker.import_guard import has_greenlets, is_importing
+from swift_loader.worker.process import has_greenlets, is_importing
 
 SWITCH = "SWIFT_LOADER_ROOT"
 

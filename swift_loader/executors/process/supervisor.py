@@ -35,7 +35,7 @@ from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed, Templa
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
-from swift_loader.worker.import_guard import refuse_start
+from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 EXIT_LIMIT_S = 0.5

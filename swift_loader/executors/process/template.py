@@ -27,7 +27,7 @@ from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Failure
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
-from swift_loader.worker.process_exit import end_group
+from swift_loader.worker.process import end_group
 
 # The trainer's handle on a process that serves as a worker, whichever template it comes from.
 

@@ -31,8 +31,9 @@ from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.payload import Environment
-from swift_loader.worker.dataset_builder import DatasetBuilder
-from swift_loader.worker.process_exit import (
+from swift_loader.worker.loop import DatasetBuilder
+from swift_loader.worker.process import (
+    StackDumper,
     die_with_parent,
     exit_code_of,
     flush_streams,
@@ -41,7 +42,6 @@ from swift_loader.worker.process_exit import (
     run_and_exit,
 )
 from swift_loader.worker.spec import WorkerSpec
-from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.template import build_and_serve, reset_signals
 
 # A child process of the trainer: what `subprocess.Popen` offers, and the same for a fork of the trainer.

@@ -40,7 +40,7 @@ from swift_loader.transport.messages import Failure, FailureStage, Identity, Rea
 from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
-from swift_loader.worker.import_guard import refuse_start
+from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 # Has Ray start actors: what they are made of, and what each of them asks for.

@@ -1,0 +1,371 @@
+"""What is particular to the loader's processes: how they import, end, fork and tell where they are.
+
+They end when their parents end, without Python's tear-down, and with all that they started. Every system can import
+this module; what only Linux has is looked for when it is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from swift_loader.errors import NoProcessesLeft
+from swift_loader.threads import LoaderThread
+from swift_loader.transport.descriptors import avoid_std_streams, duplicate, new_eventfd
+
+# The end of a process -------------------------------------------------------------------------------------------------
+
+NO_PROCESSES_LEFT = 71
+"""The exit code of a process that could start no thread or process: EX_OSERR, which Windows doesn't name."""
+
+NO_DESCRIPTORS_LEFT = 72
+"""The exit code of a process that ran out of file descriptors: EX_OSFILE."""
+
+# The state of the standard library's `multiprocessing` in a process that was forked and ends without it.
+
+
+def be_child(name: str) -> None:
+    """Be no "MainProcess" for `multiprocessing`, and have a parent. Programs look there to do things only once."""
+    from multiprocessing import process
+
+    process.current_process().name = name
+    threading.current_thread().name = "MainThread"  # a fork may be made by another thread
+    with suppress(AttributeError, OSError):  # only Linux has pidfds
+        # Private, but what multiprocessing's own children do. The descriptor stays open until the process ends.
+        sentinel = os.pidfd_open(os.getppid())
+        process._parent_process = process._ParentProcess("MainProcess", os.getppid(), sentinel)  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def reset_multiprocessing() -> None:
+    """Tell `multiprocessing` that this is a new process: its queues and locks must not act for the parent."""
+    util = _util()
+    if util is not None:
+        # Private, but the only way: multiprocessing's own forks call these, and torch registers a function there.
+        util._finalizer_registry.clear()  # noqa: SLF001
+        util._run_after_forkers()  # noqa: SLF001
+
+
+def finish_multiprocessing() -> None:
+    """Wait until queues have sent what was put into them here. The trainer limits how long that may take."""
+    util = _util()
+    if util is not None:
+        util._run_finalizers()  # noqa: SLF001
+
+
+def _util() -> ModuleType | None:
+    return sys.modules.get("multiprocessing.util")
+
+
+_PR_SET_PDEATHSIG = 1
+"""From <linux/prctl.h>."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent ends, also if this process is busy or stopped.
+
+    The kernel sends the signal when the parent's *thread* ends. A template forks on its main thread. The trainer starts
+    templates on the supervisor's thread, which lives as long as the processes do, or is forked by its own main thread.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def lead_group() -> None:
+    """Put this process into its own process group. Processes that the dataset starts will be in it, too."""
+    with suppress(PermissionError):  # it already leads a session, and so a group
+        os.setpgid(0, 0)
+
+
+def end_group(leader: int) -> None:
+    """Send SIGTERM to the rest of an ended process's group. Call it before reaping, while the pid is still valid.
+
+    SIGTERM instead of SIGKILL, because multiprocessing's resource tracker ignores SIGTERM: it must still remove names
+    of shared memory.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGTERM)
+        os.killpg(leader, signal.SIGCONT)
+
+
+def flush_streams() -> None:
+    """Flush the output buffers of Python and C. Else a fork would print its copy of them once more."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, broken or None
+            stream.flush()
+    if sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End the process without Python's tear-down: a fork must not finalise its copies of the template's objects."""
+    flush_streams()
+    os._exit(exit_code & 0xFF)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a process that this error ends."""
+    if isinstance(error, NoProcessesLeft):
+        return NO_PROCESSES_LEFT
+    is_out_of_descriptors = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return NO_DESCRIPTORS_LEFT if is_out_of_descriptors else 1
+
+
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Run, and end this process with the exit code that is returned, or that Python gives for what is raised."""
+    exit_code = 1
+    try:
+        exit_code = run()
+    except SystemExit as request:
+        exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)
+    except BaseException as error:
+        exit_code = exit_code_of(error)
+        sys.excepthook(*sys.exc_info())
+    finally:
+        end_process(exit_code)
+
+
+# Imports --------------------------------------------------------------------------------------------------------------
+
+# Prevents a loader's process from starting a loader while it imports the dataset's modules, and a start in gevent.
+#
+# The module that defines a dataset may start a loader when it is imported. In the trainer, the user wants that. The
+# template imports the same module to get the dataset; there it would start another template, which imports it again.
+
+_is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", default=False)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Make `refuse_start` raise within this context, and show no warning: the trainer shows those of its imports.
+
+    The garbage collector pauses. It would take a tenth of the time of torch's import, and find next to nothing.
+    """
+    token, shows, thresholds = _is_importing.set(True), warnings.showwarning, gc.get_threshold()
+    warnings.showwarning = _show_nothing
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        _is_importing.reset(token)
+        if warnings.showwarning is _show_nothing:  # else a module has set its own
+            warnings.showwarning = shows
+        if gc.get_threshold()[0] == 0:  # the same
+            gc.set_threshold(*thresholds)
+
+
+def _show_nothing(*_: object, **__: object) -> None:
+    """Stand for `warnings.showwarning`."""
+
+
+def is_importing() -> bool:
+    """Return whether this process is a loader's, and is importing the dataset's modules."""
+    return _is_importing.get()
+
+
+def has_greenlets() -> bool:
+    """Return whether gevent has put greenlets in the place of threads, or its own wait in the place of the system's."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and any(map(monkey.is_module_patched, ("select", "threading")))
+
+
+def refuse_start() -> None:
+    """Raise `RuntimeError` if this process is a loader's, and is importing the dataset's modules; or in gevent."""
+    if has_greenlets():
+        raise RuntimeError(
+            "gevent has patched this process (gevent.monkey), so the threads that look after worker processes would "
+            "hang. Load in a process without the patch, or with 0 workers"
+        )
+    if _is_importing.get():
+        raise RuntimeError(
+            "a module starts a loader when it is imported, and this loader's own process imports that module to get "
+            "the dataset: that would start processes without end. Start the loader in that module under "
+            "if __name__ == '__main__', or in a function"
+        )
+
+
+# Fork safety ----------------------------------------------------------------------------------------------------------
+
+# Finds descriptors and threads that make it unsafe to fork a process.
+#
+# Forks share the offset of an open file, and the data of a socket or a pipe: two workers that read from one get each
+# other's bytes. A fork has none of the parent's other threads, but all the locks that those threads held. Threads of a
+# memory allocator don't count: an allocator has to be usable in a fork, so it takes its locks before each one.
+
+_MAX_SHOWN = 5
+
+_SETTLING_S = 0.1
+_LOOK_EVERY_MS = 2
+
+_ALLOCATORS = frozenset({"jemalloc_bg_thd"})
+"""Threads of memory allocators, by name. pyarrow starts one when it is imported."""
+
+_STATELESS = frozenset((1, minor) for minor in (3, 5, 7, 8, 9))
+"""The devices null, zero, full, random and urandom, from Linux's devices.txt. They have no state to share."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkHazards:
+    """Descriptors and threads of a process, without the loader's own."""
+
+    descriptors: frozenset[str]
+    threads: frozenset[str]
+    are_known: bool = True
+    """False if /proc isn't mounted."""
+
+    @classmethod
+    def now(cls, own_descriptors: Iterable[int], own_threads: Iterable[int]) -> ForkHazards:
+        """Return this process's descriptors and threads, without the loader's own. Standard streams are included."""
+        if not Path("/proc/self/fd").is_dir():
+            return cls(frozenset(), frozenset(), are_known=False)
+        own = set(own_descriptors)
+        described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
+        threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
+        counting = (thread for thread in threads if _thread_name(thread) not in _ALLOCATORS)
+        return cls(frozenset(filter(None, described)), frozenset(counting))
+
+    @classmethod
+    def of_streams(cls) -> ForkHazards:
+        """Return the standard streams only. Forks share them in any case."""
+        return cls(frozenset(filter(None, map(_describe, range(3)))), frozenset())
+
+    @classmethod
+    def settled(cls, own_descriptors: Collection[int], own_threads: Collection[int]) -> ForkHazards:
+        """Return what `now` returns, after waiting for ended threads to leave /proc: some ms after a join."""
+        deadline_s = time.monotonic() + _SETTLING_S
+        while True:
+            found = cls.now(own_descriptors, own_threads)
+            known = {str(thread.native_id) for thread in threading.enumerate()}
+            if found.threads <= known or time.monotonic() > deadline_s:
+                return found
+            select.poll().poll(_LOOK_EVERY_MS)
+
+    def beyond(self, before: ForkHazards, doing: str) -> str:
+        """Describe what was opened and started since `before`; empty if nothing was. `doing` names the cause."""
+        if not self.are_known:
+            return f"/proc isn't mounted, so nothing tells whether {doing} opened files or started threads"
+        opened = sorted(self.descriptors - before.descriptors)
+        started = len(self.threads - before.threads)
+        parts = []
+        if opened:
+            more = f" and {len(opened) - _MAX_SHOWN} more" if len(opened) > _MAX_SHOWN else ""
+            parts.append(f"{doing} opened descriptors {', '.join(opened[:_MAX_SHOWN])}{more}")
+        if started:
+            parts.append(f"{doing} left {started} threads running")
+        return "; ".join(parts)
+
+
+def _thread_name(thread: str) -> str:
+    """Return the kernel's name of one of this process's threads; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()
+    return ""
+
+
+def _describe(number: int) -> str:
+    """Return a descriptor's number and target; empty if it is closed or has no state to share."""
+    try:
+        status = os.fstat(number)
+        device = os.major(status.st_rdev), os.minor(status.st_rdev)
+        if stat.S_ISCHR(status.st_mode) and device in _STATELESS:
+            return ""
+        return f"{number} ({os.readlink(f'/proc/self/fd/{number}')})"
+    except OSError:  # the descriptor that listed the folder is closed by now
+        return ""
+
+
+# Stacks on demand -----------------------------------------------------------------------------------------------------
+
+# For processes that hang or crash. A thread writes the stacks when the trainer asks. A signal also works, even while C
+# code holds the GIL. But it would interrupt system calls of C code that doesn't handle that, and so make slow samples
+# fail. So the signal is only for processes that are about to be killed.
+
+DUMP_SIGNAL: Any = getattr(signal, "SIGURG", None)
+"""Ignored by default, so it does no harm to a process without the handler."""
+
+_FD = struct.Struct("i")
+
+
+class StackDumper:
+    """Writes the stacks of all threads to a pipe: when the trainer asks, on `DUMP_SIGNAL`, and on a fatal signal."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Install the handlers of the signals.
+
+        `descriptor`: the socket over which the trainer asks: with a byte. The first one brings the pipe. Both must stay
+        open. The trainer has made them non-blocking, so writing never blocks.
+        """
+        self._asked = descriptor
+        self._traces = _take_pipe(descriptor)
+        self._stop = -1
+        self._thread: threading.Thread | None = None
+        faulthandler.disable()  # if it is enabled, enabling it again leaves handlers that a library has set since
+        faulthandler.enable(file=self._traces)
+        faulthandler.register(DUMP_SIGNAL, file=self._traces)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors in use."""
+        return [*{self._asked, self._traces}, *([self._stop] if self._thread is not None else [])]
+
+    @property
+    def thread_ids(self) -> list[int]:
+        """The kernel's id of the thread; empty if there is no thread."""
+        number = self._thread.native_id if self._thread is not None else None
+        return [] if number is None else [number]
+
+    def start(self) -> None:
+        """Start a thread that answers the trainer's requests."""
+        self._stop = new_eventfd()
+        self._thread = LoaderThread(self._serve, "traces")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Call it before the process is forked. Idempotent."""
+        if self._thread is not None:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
+            os.close(self._stop)
+            self._thread = None
+
+    def _serve(self) -> None:
+        poll = select.poll()  # select(2) can't wait for descriptors above 1,023
+        for descriptor in (self._asked, self._stop):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            readable = [descriptor for descriptor, _ in poll.poll()]
+            if self._stop in readable or not os.read(self._asked, 1):
+                return
+            faulthandler.dump_traceback(file=self._traces)
+
+
+def _take_pipe(descriptor: int) -> int:
+    """Return the pipe's end that lies in a socket. The socket itself, which holds less, if there is none."""
+    with socket.socket(fileno=duplicate(descriptor)) as asked:
+        try:  # `socket.recv_fds` ignores its flags
+            flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            _, ancillary, _, _ = asked.recvmsg(1, socket.CMSG_SPACE(_FD.size), flags)
+        except BlockingIOError:
+            return descriptor
+    if not ancillary:  # no descriptor was left for it
+        return descriptor
+    return avoid_std_streams(*_FD.unpack(ancillary[0][2][: _FD.size]))
