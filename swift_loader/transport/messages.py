@@ -131,7 +131,7 @@ class NewPlan(PickledBody):
     generation: int
     settings: PlanSettings
     resume: bytes | None = None
-    """Where the worker's dataset continues: a `worker.torch_mode.Resume`, packed. None: at its beginning."""
+    """Where the worker's dataset continues: a `worker.torch_worker.Resume`, packed. None: at its beginning."""
     turn: int = 0
     """Which batch of the worker's shard of a stream is the first one after that."""
 
@@ -183,7 +183,7 @@ class State(PickledBody):
     KIND = Kind.STATE
 
     snapshot: bytes
-    """A `worker.torch_mode.Snapshot`, packed."""
+    """A `worker.torch_worker.Snapshot`, packed."""
 
 
 @dataclass(slots=True)

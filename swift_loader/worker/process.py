@@ -336,7 +336,7 @@ class StackDumper:
     def start(self) -> None:
         """Start a thread that answers the trainer's requests."""
         self._stop = new_eventfd()
-        self._thread = LoaderThread(self._serve, "traces")
+        self._thread = LoaderThread(self.write_when_asked, "traces")
         self._thread.start()
 
     def stop(self) -> None:
@@ -347,7 +347,8 @@ class StackDumper:
             os.close(self._stop)
             self._thread = None
 
-    def _serve(self) -> None:
+    def write_when_asked(self) -> None:
+        """Serve until `stop`. On the thread that `start` makes; the trainer leaves it out of stacks, by this name."""
         poll = select.poll()  # select(2) can't wait for descriptors above 1,023
         for descriptor in (self._asked, self._stop):
             poll.register(descriptor, select.POLLIN)

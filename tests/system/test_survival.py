@@ -288,7 +288,7 @@ def test_the_stack_in_an_error_is_whole_and_the_user_s(deed: str, error: type[Ex
     text = str(caught.value)
     assert text.count("in deeper\n") == 61
     assert text.count("Thread 0x") + text.count("Current thread 0x") == 1
-    assert "stack_dumps" not in text
+    assert "write_when_asked" not in text
     assert "threading.py" not in text
 
 

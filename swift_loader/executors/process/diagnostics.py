@@ -19,7 +19,7 @@ from pathlib import Path
 from swift_loader.executors.process.deaths import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
-from swift_loader.worker.process import DUMP_SIGNAL
+from swift_loader.worker.process import DUMP_SIGNAL, StackDumper
 
 MAX_LINES = 20
 MAX_KEPT_BYTES = 4096
@@ -37,7 +37,7 @@ _QUIET_MS = 50
 
 _OURS = f'File "{Path(__file__).parents[2]}/worker/'.encode()
 
-_DUMPER = _OURS + b"stack_dumps.py"
+_DUMPER = f" in {StackDumper.write_when_asked.__name__}".encode()
 """Where the thread is that writes the stacks."""
 
 _HEADS = (b"Thread 0x", b"Current thread 0x")
@@ -187,7 +187,7 @@ def _of_the_user(lines: list[bytes]) -> list[bytes]:
 
 def _is_ours(thread: list[bytes]) -> bool:
     """Return whether it is the thread that writes the stacks."""
-    return any(_DUMPER in line for line in thread)
+    return any(_OURS in line and line.endswith(_DUMPER) for line in thread)
 
 
 def _is_below(line: bytes) -> bool:
