@@ -368,11 +368,6 @@ class Lifecycle:
                 f"skip() after start()"
             )
 
-    def issue_warnings(self) -> None:
-        """Issue the session's warnings. Runs on the loop's thread."""
-        if self.session is not None:
-            self.session.issue_warnings()
-
     def fail(self, error: BaseException) -> None:
         """Close the session because there are no more batches.
 
@@ -389,7 +384,8 @@ class Lifecycle:
         """Stop all processes and threads, and issue the last warnings. Idempotent and thread-safe."""
         self.state = LoaderState.CLOSED
         self._release()
-        self.issue_warnings()
+        if self.session is not None:
+            self.session.dispatcher.issue_warnings()
 
     def _release(self) -> None:
         """Close what exists: the prepared supervisor, and the session, which may be starting."""

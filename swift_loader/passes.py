@@ -113,7 +113,6 @@ class Passes:
         self._run.progress.end()
         if self._lifecycle.session is not None:
             self._lifecycle.session.end_pass()
-        self._lifecycle.issue_warnings()
         self.warn_of_failures()
 
     def warn_of_failures(self) -> None:

@@ -38,7 +38,7 @@ from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.spec import WorkerSpec
 
 
@@ -136,14 +136,7 @@ class Session:
         else:
             executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
-        told = self._notices.append, self._log.write
-
-        def note_restart(notice: str) -> None:  # on any thread; no method, which would refer back to the session
-            for tell in told:
-                tell(notice)
-            metrics.note_restart()
-
-        return Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=note_restart)
+        return Dispatcher(executor, settings, metrics, self._notices, self._log)
 
     @property
     def _loads(self) -> bool:
@@ -164,7 +157,7 @@ class Session:
                 self.seek(run, awaits_first=workers.validate and delivery.num_workers > 0 and self._loads)
         except Exception:
             with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
-                self.issue_warnings()  # what led to the error
+                dispatcher.issue_warnings()  # what led to the error
             raise
         if self._broadcast is not None and self._loads:
             self._broadcast.send(START, dispatcher.num_samples)
@@ -245,11 +238,6 @@ class Session:
         except Exception as error:  # a device error: its next user gets it too, and the loop's own error matters here
             self._log.write(f"waiting for copies to the device failed: {error}")
 
-    def issue_warnings(self) -> None:
-        """Issue the warnings that were queued since the last call. Runs on the loop's thread, between two batches."""
-        while self._notices:
-            warn(self._notices.popleft())
-
     def take(self) -> Delivery:
         """Return the next batch as the dispatcher delivers it. It belongs to the user from now on. Loop's thread."""
         delivery = self.pull()
@@ -258,15 +246,12 @@ class Session:
 
     def pull(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
-        self.issue_warnings()
         if self._broadcast is None or not self._broadcast.is_leader:
             delivery = self.dispatcher.next_batch()
         else:
             self._unshared = self._unshared or self.dispatcher.next_batch()
             delivery = self._hand_on(self._unshared, self._broadcast)
             self._unshared = None
-        if isinstance(delivery.error, SwiftLoaderError):
-            self.issue_warnings()  # the warnings that led to the error
         return delivery
 
     def _hand_on(self, delivery: Delivery, broadcast: Broadcast) -> Delivery:

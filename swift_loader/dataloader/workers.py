@@ -37,7 +37,7 @@ from swift_loader.report.report import Report
 from swift_loader.report.verdict import DATALOADER, Teller
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.tuning.autotuner import Autotuner, room_for
@@ -260,7 +260,7 @@ class LoaderWorkers:
         self._owner = ProcessOwner()
         self._has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
-        notices = self._notices = deque[str]()
+        notices = deque[str]()
         if mode.pool is not None:
             worker_options = replace(worker_options, torch=replace(mode, kept=mode.pool.deal(delivery.num_workers)))
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
@@ -280,12 +280,7 @@ class LoaderWorkers:
             replaces_stalled=False,  # as torch: the user said how long he waits
             num_workers=delivery.num_workers,
         )
-
-        def note_restart(notice: str) -> None:  # on any thread; no method, which would keep the workers alive
-            notices.append(notice)
-            metrics.note_restart()
-
-        self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=note_restart)
+        self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.processes = partial(processes_of, starter)
         """Returns the worker processes, by id, also after they have ended. None if the workers are threads."""
         self.end_pass = self._dispatcher.end_pass
@@ -337,8 +332,6 @@ class LoaderWorkers:
         if self.failure is not None:
             return self.failure
         delivery = self._dispatcher.next_batch()
-        while self._notices:
-            warn(self._notices.popleft())
         if delivery.error is not None:
             delivery = replace(delivery, error=_with_torch_text(delivery.error, self._timeout_s))
         if isinstance(delivery.error, WorkerStalled):

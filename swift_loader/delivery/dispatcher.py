@@ -2,7 +2,7 @@
 
     executor ──Inbox.wait──► events ──► scheduler ──► actions ──► executor    on the thread that leads, see `receivers`
                                             │
-    next_batch ◄───────────── deliver ──────┘                                 on the loop's thread
+    next_batch ◄──────────────── take ──────┘                                 on the loop's thread
 
 Locks, taken in this order: the loop's, `dispatch_lock`, `lock`. All are reentrant, because a signal handler or
 finaliser may close the loader on a thread that holds them. Nothing of the user's runs under `lock`.
@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -23,20 +23,22 @@ from typing import Any
 from swift_loader.delivery.receivers import Receivers
 from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, warn
 from swift_loader.executors.base import Executor, Inbox
+from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Kill, Send, Stall, Warn
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
 
-LOOP_LIMIT_S = 2.0
-"""How long `close` waits for the loop's thread to leave `next_batch`."""
+CLOSE_LIMIT_S = 4.5
+"""How long `close` takes at most: to end the workers, then to wait for the loop's thread to leave `next_batch`, for the
+receiver threads, and for a thread to carry out its actions."""
 
-DISPATCH_LIMIT_S = 1.0
-"""How long `close` waits for a thread to carry out its actions."""
+MIN_WAIT_S = 0.05
+"""How long each of these waits may take even if ending the workers took all the time."""
 
 _REPEATABLE = (Fail, Kill)
 """Actions that must not be lost, and do no harm if they are carried out twice."""
@@ -59,16 +61,22 @@ class Dispatcher:
     """The batches of one executor, in the order that its scheduler decides."""
 
     def __init__(
-        self, executor: Executor, scheduler: Scheduler, *, metrics: Metrics, on_restart: Callable[[str], None]
+        self,
+        executor: Executor,
+        settings: SchedulerSettings,
+        metrics: Metrics,
+        notices: deque[str],
+        log: Log | None = None,
     ) -> None:
-        """Make a dispatcher that isn't started. It owns the executor and the scheduler.
+        """Make a dispatcher that isn't started. It owns the executor.
 
-        `on_restart` gets the warning about a process that is replaced, on any thread.
+        `notices`: warnings for the user, which any thread may add. The loop's thread issues them.
         """
         self._executor = executor
-        self._scheduler = scheduler
+        self._scheduler = Scheduler(settings)
         self._metrics = metrics
-        self._on_restart = on_restart
+        self._notices = notices
+        self._log = log
         self._loop_lock = threading.RLock()
         """Held by the thread that waits for a batch."""
         self.dispatch_lock = threading.RLock()
@@ -93,6 +101,11 @@ class Dispatcher:
         """None until `start`. Guarded by `_loop_lock`."""
         self._phase = _Phase.WAITING
         """The loop's thread writes it. Others read it, with the loop lock."""
+
+    @property
+    def num_ready(self) -> int:
+        """How many batches wait for the loop. Any thread."""
+        return len(self._scheduler.ledger.ready)
 
     @property
     def num_samples(self) -> int:
@@ -124,9 +137,7 @@ class Dispatcher:
                 with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
                     self._check_open()
                     self._grace_s = executor.grace_s
-                    self._receivers = Receivers(
-                        executor.inboxes, self._receive_and_act, self._fail, self._hand_over_if_idle
-                    )
+                    self._receivers = Receivers(self, executor.inboxes)
                     self._receivers.hand_over()
         except BaseException:
             self.close()
@@ -136,6 +147,12 @@ class Dispatcher:
         """Raise `LoaderClosed` if the dispatcher was closed."""
         if self._scheduler.state is SchedulerState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")
+
+    def _open_receivers(self) -> Receivers:
+        """Return the receivers. Raises `LoaderClosed` if the dispatcher was closed, which ends them."""
+        self._check_open()
+        assert self._receivers is not None, "it has started"
+        return self._receivers
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
@@ -164,9 +181,9 @@ class Dispatcher:
         return self._scheduler.ledger.num_delivered
 
     def _await_first(self) -> None:
-        scheduler, receivers = self._scheduler, self._receivers
-        assert receivers is not None
+        scheduler = self._scheduler
         with explaining_limits(), self._loop_lock:
+            receivers = self._open_receivers()
             inbox = receivers.take()
             with self.lock:
                 scheduler.watchdog.begin(time.monotonic(), self._grace_s)
@@ -221,7 +238,13 @@ class Dispatcher:
         """Record that the loop met the end of its pass. Loop's thread."""
         self._metrics.end_pass(time.perf_counter_ns())
         if self._plan is not None:  # workers build the next epoch
-            self._hand_over_if_idle()
+            self.hand_over_if_idle()
+        self.issue_warnings()
+
+    def issue_warnings(self) -> None:
+        """Issue the warnings that were noted since the last call. Runs on the loop's thread, between two batches."""
+        while self._notices:
+            warn(self._notices.popleft())
 
     def next_batch(self) -> Delivery:
         """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
@@ -234,8 +257,9 @@ class Dispatcher:
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """
-        receivers, metrics = self._receivers, self._metrics
-        assert receivers is not None
+        metrics = self._metrics
+        if self._notices:  # a filter may make it an error, so before there is a batch
+            self.issue_warnings()
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
@@ -243,32 +267,37 @@ class Dispatcher:
                     self.act()
                     if self._phase is _Phase.BROKEN and self.error is not None:
                         return Delivery(error=self.error)
-                metrics.note_asked(entered_ns)
+                if not metrics.passes.is_running:
+                    metrics.note_asked(entered_ns)
+                receivers = self._receivers or self._open_receivers()
                 self._phase = _Phase.TAKING
-                num_ready = self._scheduler.ledger.num_ready
-                delivery = self._take() or self._wait(receivers)
-                self.act()
+                num_ready = len(self._scheduler.ledger.ready)
+                delivery = self.act(takes=True) or self._wait(receivers)
                 left_ns = time.perf_counter_ns()
                 receivers.leave(entered_ns, left_ns, is_over=delivery.is_end)
                 delivery.number = metrics.note_delivery(delivery.arrival, entered_ns, left_ns, num_ready)
                 self._phase = _Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
-                return Delivery(error=error)
+                delivery = Delivery(error=error)
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
+        if delivery.work is None and self._notices:  # what led to the error; nothing is lost if a filter raises one
+            self.issue_warnings()
         return delivery
 
     def _take(self) -> Delivery | None:
-        """Return the next batch, its error, or why there is no other; None if it isn't ready."""
-        with self.lock:
+        """Return the next batch, its error, or why there is no other; None if it isn't ready. The lock is held."""
+        scheduler = self._scheduler
+        if scheduler.state is SchedulerState.CLOSED:
             self._check_open()
-            ledger = self._scheduler.ledger
-            delivery = ledger.deliver()
-            if delivery is None:
-                if self.error is not None:
-                    return Delivery(error=self.error)
-                return Delivery(num_before=ledger.num_delivered, is_end=True) if ledger.is_exhausted else None
+        delivery = scheduler.ledger.deliver()
+        if delivery is None:
+            if self.error is not None:
+                return Delivery(error=self.error)
+            if scheduler.ledger.is_exhausted:
+                return Delivery(num_before=scheduler.ledger.num_delivered, is_end=True)
+            return None
         if delivery.lease is not None:
             delivery.lease.state = LeaseState.TAKEN
         if delivery.error is not None and delivery.failures:
@@ -282,20 +311,14 @@ class Dispatcher:
         inbox = receivers.take()
         with self.lock:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-        delivery = None if did_lead else self._take()  # the threads may have received it until now
-        if delivery is None and self._plan is None:  # another source may have more than when it was asked last
-            with self.lock:
-                has_room = self._scheduler.ledger.has_room
-            if has_room:
-                self.act()
+        delivery = None if did_lead else self.act(takes=True)  # the threads may have received it until now
         while delivery is None:
             self._phase = _Phase.WAITING
             self._receive_or_judge(inbox)
             self._phase = _Phase.TAKING
-            delivery = self._take()
-            if delivery is None:
-                self.act()
-                delivery = None if self.error is None else self._take()
+            delivery = self.act(takes=True)
+            if delivery is None and self.error is not None:  # what was just decided may have failed
+                delivery = self.act(takes=True)
         return delivery
 
     def is_ready(self) -> bool:
@@ -319,7 +342,7 @@ class Dispatcher:
                 self._phase = before
                 return is_ready
             except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
-                self._fail(error)
+                self.fail(error)
                 return False
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
@@ -342,11 +365,11 @@ class Dispatcher:
                 f"make a new loader"
             )
             error.__cause__ = interrupt
-            self._fail(error)
+            self.fail(error)
 
     # Events and actions -----------------------------------------------------------------------------------------------
 
-    def _receive_and_act(self, inbox: Inbox) -> None:
+    def receive_and_act(self, inbox: Inbox) -> None:
         """Receive events and act on them. Return at once if the inbox was woken."""
         if self._receive(inbox, None):
             self.act()
@@ -371,15 +394,19 @@ class Dispatcher:
             raise interrupt
         return bool(events)
 
-    def act(self) -> None:
+    def act(self, *, takes: bool = False) -> Delivery | None:
         """Carry out what the scheduler decides. To be called also when the source of work has more. Any thread.
 
-        If a signal handler raises an exception meanwhile, the next call continues.
+        `takes`: return the next batch, the error or the end in its place, or None if it isn't ready. Loop's thread.
+        If a signal handler raises an exception meanwhile, the next call continues, but what was taken is lost.
         """
+        delivery: Delivery | None = None
         garbage: list[Any] = []
         to_do = self._to_do
         with self.dispatch_lock:
             with self.lock:
+                if takes:
+                    delivery = self._take()
                 to_do += self._scheduler.decide(time.monotonic())
             while to_do:
                 action = to_do[0]
@@ -392,6 +419,7 @@ class Dispatcher:
                 else:
                     garbage += self._carry_out(to_do.popleft())
         del garbage  # outside the locks
+        return delivery
 
     def _carry_out(self, action: Action) -> list[Any]:
         executor = self._executor
@@ -402,13 +430,19 @@ class Dispatcher:
         elif isinstance(action, GiveUp):
             self._wait_error = executor.error_of(action.stall)
         elif isinstance(action, Warn):
-            note = self._stall_notices.append if isinstance(action.about, Stall) else self._on_restart
-            note(executor.notice_of(action.about))
+            notice = executor.notice_of(action.about)
+            if isinstance(action.about, Stall):
+                self._stall_notices.append(notice)
+            else:  # a process is replaced
+                self._notices.append(notice)
+                self._metrics.note_restart()
+                if self._log is not None:
+                    self._log.write(notice)
         else:
             return executor.carry_out(action)
         return []
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Deliver what is ready, then this error. Any thread."""
         with self.lock:
             self._scheduler.handle(ExecutorFailed(error), time.monotonic())
@@ -458,7 +492,7 @@ class Dispatcher:
             self._stall_notices, self._wait_error = [], None
         return taken
 
-    def _hand_over_if_idle(self) -> None:
+    def hand_over_if_idle(self) -> None:
         """Have the threads receive if the loop is elsewhere. Any thread."""
         if self._loop_lock.acquire(blocking=False):
             try:
@@ -494,9 +528,9 @@ class Dispatcher:
             except BaseException as interrupt:  # some may have been started, and others not
                 error = SwiftLoaderError(f"resize({num_workers}) was interrupted by {interrupt!r}; make a new loader")
                 error.__cause__ = interrupt
-                self._fail(error)
+                self.fail(error)
                 raise
-        self._hand_over_if_idle()  # nobody may be listening to the workers that come and go
+        self.hand_over_if_idle()  # nobody may be listening to the workers that come and go
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
@@ -509,13 +543,15 @@ class Dispatcher:
             if self._scheduler.state is SchedulerState.CLOSED:
                 return
             dropped = self._scheduler.close()
+        deadline_s = time.monotonic() + CLOSE_LIMIT_S
         self._executor.stop()
         # With limits: the loop's thread may be building a batch itself, which nobody can end. And a signal handler may
         # close the loader on a thread that holds a lock, for which the holder of the other one waits.
-        with _held(self._loop_lock, LOOP_LIMIT_S):
+        with _held(self._loop_lock, deadline_s):
             if self._receivers is not None:
-                self._receivers.stop()  # without the dispatch lock, which a receiver thread may be waiting for
-        with _held(self.dispatch_lock, DISPATCH_LIMIT_S):
+                self._receivers.stop(deadline_s)  # without the dispatch lock: a receiver thread may be waiting for it
+                self._receivers = None  # it refers back
+        with _held(self.dispatch_lock, deadline_s):
             garbage = self._executor.close()
         del dropped, garbage  # outside the locks: the user's objects may have finalisers
 
@@ -524,9 +560,9 @@ class Dispatcher:
 
 
 @contextmanager
-def _held(lock: threading.RLock, limit_s: float) -> Iterator[None]:
-    """Hold a lock, or go on without it after `limit_s`."""
-    is_held = lock.acquire(timeout=limit_s)
+def _held(lock: threading.RLock, deadline_s: float) -> Iterator[None]:
+    """Hold a lock, or go on without it after the deadline."""
+    is_held = lock.acquire(timeout=max(MIN_WAIT_S, deadline_s - time.monotonic()))
     try:
         yield
     finally:

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from swift_loader.executors.base import Inbox
-from swift_loader.threads import LoaderThread, nothing
+from swift_loader.threads import LoaderThread
+
+if TYPE_CHECKING:
+    from swift_loader.delivery.dispatcher import Dispatcher
 
 SHORT_ABSENCE_NS = 1_000_000
 """A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
@@ -27,9 +31,6 @@ LONG_ABSENCE_NS = 20_000_000
 
 LOOK_S = 0.05
 """How often the first thread, while it is parked, looks whether the loop stays away."""
-
-JOIN_LIMIT_S = 1.0
-"""A thread may be decoding, or wait for a lock: a signal handler may close the loader on a thread that holds it."""
 
 
 class _Leader(Enum):
@@ -46,23 +47,11 @@ class Receivers:
     `add` runs under the dispatch lock.
     """
 
-    def __init__(
-        self,
-        inboxes: Sequence[Inbox],
-        receive: Callable[[Inbox], None],
-        on_failure: Callable[[BaseException], None],
-        on_absence: Callable[[], None],
-    ) -> None:
-        """Get ready. The loop leads. `inboxes`: the loop's, then one for each thread.
-
-        `receive` takes events from an inbox and acts on them. It returns at once if the inbox was woken. `on_failure`
-        gets the error that ended a thread, on that thread. A parked thread calls `on_absence` if the loop leads, but
-        seems to stay away; it calls `hand_over` if the loop does.
-        """
+    def __init__(self, dispatcher: Dispatcher, inboxes: Sequence[Inbox]) -> None:
+        """Get ready. The loop leads. `inboxes`: the loop's, then one for each thread."""
+        self._dispatcher = dispatcher
         self.inbox = inboxes[0]
         """The loop's."""
-        self._receive, self._on_failure = receive, on_failure
-        self._on_absence = on_absence
         self._threads: list[_ReceiverThread] = []
         self._added = deque(inboxes[1:])
         """Inboxes whose threads aren't started yet. Any thread appends."""
@@ -96,14 +85,13 @@ class Receivers:
         absence_ns = max(0, entered_ns - self._left_ns)
         self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
         self._left_ns = left_ns
-        if is_over or self._absence_ns > SHORT_ABSENCE_NS:
+        if (is_over or self._absence_ns > SHORT_ABSENCE_NS) and (self._added or self._leader is _Leader.LOOP):
             self.hand_over()
 
     def hand_over(self) -> None:
         """Let the threads lead. Start those that aren't started yet."""
         while self._added and self._leader is not _Leader.NOBODY:
-            look = None if self._threads else self._look
-            thread = _ReceiverThread(self._added.popleft(), self._receive, self._on_failure, look)
+            thread = _ReceiverThread(self, self._dispatcher, self._added.popleft(), looks=not self._threads)
             self._threads.append(thread)
             thread.start()
             if self._leader is _Leader.LOOP:
@@ -113,21 +101,22 @@ class Receivers:
             for thread in self._threads:
                 thread.resume()
 
-    def _look(self) -> None:
-        """Have the threads lead if the loop stays away. The first thread runs it."""
+    def look(self) -> None:
+        """Have the threads lead if the loop leads, but stays away. The first thread runs it."""
         if self._leader is _Leader.LOOP and time.perf_counter_ns() - self._left_ns > LONG_ABSENCE_NS:
-            self._on_absence()
+            self._dispatcher.hand_over_if_idle()
 
-    def stop(self) -> None:
-        """Stop the threads. Returns when they have ended, or after `JOIN_LIMIT_S`. Idempotent."""
+    def stop(self, deadline_s: float) -> None:
+        """Stop the threads. Returns when they have ended, or at the deadline. Idempotent.
+
+        A thread may be decoding, or wait for a lock: a signal handler may close the loader on a thread that holds it.
+        """
         self._leader = _Leader.NOBODY
-        deadline_s = time.monotonic() + JOIN_LIMIT_S
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self._threads = []
-        self._receive = self._on_failure = self._on_absence = nothing
 
     def __repr__(self) -> str:
         return f"<Receivers: {self._leader.value} lead, {len(self._threads)} threads>"
@@ -136,18 +125,12 @@ class Receivers:
 class _ReceiverThread(LoaderThread):
     """A thread that receives from some workers while the loop's thread doesn't. It leads until `park`."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        receive: Callable[[Inbox], None],
-        on_failure: Callable[[BaseException], None],
-        look: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, receivers: Receivers, dispatcher: Dispatcher, inbox: Inbox, *, looks: bool) -> None:
+        """`looks`: it looks whether the loop stays away, while it is parked."""
         super().__init__(self._serve, "receiver")
+        self._receivers, self._dispatcher = receivers, dispatcher
         self._inbox = inbox
-        self._receive = receive
-        self._on_failure = on_failure
-        self._look = look
+        self._looks = looks
         # Queues and flags, because threading's semaphores and events have locks that are held in Python code: a signal
         # handler that raises there leaves a lock taken, or one released that isn't, and the garbage collector may close
         # the loader on a thread that holds one.
@@ -181,26 +164,23 @@ class _ReceiverThread(LoaderThread):
     def _serve(self) -> None:
         try:
             while not self._is_stopping:
-                self._receive(self._inbox)
+                self._dispatcher.receive_and_act(self._inbox)
                 if self._is_parking and not self._is_stopping:  # even if events keep arriving
                     self._is_parking = False
                     self._inbox.sleep()
                     self._parked.put(None)
                     self._wait_resumed()
         except BaseException as error:  # even a SystemExit of the user's decoder: the loop must hear of it
-            self._on_failure(error)
+            self._dispatcher.fail(error)
         finally:
             self._parked.put(None)  # a thread in `park` needn't wait any longer
 
     def _wait_resumed(self) -> None:
         """Wait until `resume` or `stop`, and look after the loop meanwhile."""
-        if self._look is None:
-            self._resumed.get()
-            return
         while True:
             try:
-                self._resumed.get(timeout=LOOK_S)
+                self._resumed.get(timeout=LOOK_S if self._looks else None)
             except Empty:
-                self._look()
+                self._receivers.look()
             else:
                 return

@@ -48,7 +48,7 @@ class Metrics:
         self._process = ProcessOwner()
         self._clock_offset_ns = _clock_offset_ns()
         self._timeline = Timeline()
-        self._passes = PassClock()
+        self.passes = PassClock()
         self._slowest = Slowest()
         self._stages = {name: Histogram() for name in self.STAGES}
         self._num_counted = 0
@@ -100,8 +100,8 @@ class Metrics:
 
     def note_asked(self, asked_ns: int) -> None:
         """Record that the loop asks for a batch. The first time, a pass begins."""
-        if self._enabled and not self._passes.is_running:
-            self._passes.begin(asked_ns)
+        if self._enabled and not self.passes.is_running:
+            self.passes.begin(asked_ns)
 
     def note_delivery(self, arrival: Arrival | None, asked_ns: int, delivered_ns: int, num_ready: int) -> int:
         """Record what the loop got, and how many batches were ready when it asked. Return a number for `note_copy`.
@@ -110,11 +110,11 @@ class Metrics:
         """
         if not self._enabled:
             return NOT_NOTED
-        self._passes.note_next(delivered_ns)
+        self.passes.note_next(delivered_ns)
         if arrival is None:
             self._waited_in_vain_ns += delivered_ns - asked_ns
             return NOT_NOTED
-        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready, self._passes.number)
+        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready, self.passes.number)
         if number - self._num_counted >= _MAX_PUT_ASIDE:
             self._count()
         return number
@@ -135,7 +135,7 @@ class Metrics:
 
     def end_pass(self, now_ns: int | None = None) -> None:
         """Record that the loop met the end of its pass. None: it has left it, some time after its last `next`."""
-        self._passes.end(now_ns)
+        self.passes.end(now_ns)
         if len(self._built) >= _MAX_PUT_ASIDE:  # most of them were dropped
             self._count()
 
@@ -187,9 +187,9 @@ class Metrics:
             slowest=slowest,
             num_delivered=waits.count + len(uncounted),
             num_samples=self._num_samples + int(uncounted["num_samples"].sum()),
-            elapsed_s=self._passes.elapsed_s,
+            elapsed_s=self.passes.elapsed_s,
             waited_s=(waited_ns + self._waited_in_vain_ns) / 1e9,
-            trainer_cpu_s=self._passes.cpu_s,
+            trainer_cpu_s=self.passes.cpu_s,
             num_restarts=self._num_restarts,
             totals=totals,
         )
@@ -197,7 +197,7 @@ class Metrics:
     @property
     def elapsed_s(self) -> float:
         """How long all passes have lasted. 0 if measuring is off."""
-        return self._passes.elapsed_s
+        return self.passes.elapsed_s
 
     def _renew_lock_in_fork(self) -> None:
         if not self._process.is_here():  # the thread that may hold the lock doesn't exist here

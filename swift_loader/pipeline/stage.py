@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.errors import warn
 from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.pipeline.failures import FailurePolicy, explained
@@ -26,7 +25,7 @@ from swift_loader.pipeline.stats import Calls, StageStats, Wait
 from swift_loader.pipeline.wording import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.threads import LoaderThread
 
 # A thread that pulls items from upstream and hands them over.
@@ -104,15 +103,11 @@ class Stage:
         """
         limits = settings.limits
         self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
-        self._notices: deque[str] = deque()
         max_fed = self._feed.relay.max_things
         self._calls = stats.calls = Calls(
             concurrency, limits.max_in_flight, limits.max_in_flight - concurrency + max_fed
         )
-        self._scheduler = Scheduler(settings)
-        self._dispatcher = Dispatcher(
-            executor, self._scheduler, metrics=Metrics(enabled=False), on_restart=self._notices.append
-        )
+        self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
         self._policy = policy
         self._stats = stats
         self._filler = Filler(upstream, self._put, self._feed.end, stats)
@@ -211,16 +206,14 @@ class Stage:
 
         Raises the executor's error if it failed, or upstream's, after all results.
         """
-        feed, scheduler, calls, num_taken = self._feed, self._scheduler, self._calls, 0
+        feed, calls, num_taken = self._feed, self._calls, 0
         while True:
             delivery = self._dispatcher.next_batch()
-            while self._notices:
-                warn(self._notices.popleft())
             if delivery.work is not None:
                 assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 num_taken += 1
                 delivery.keep()
-                calls.note_queues(feed.num_put - num_taken, scheduler.ledger.num_ready)
+                calls.note_queues(feed.num_put - num_taken, self._dispatcher.num_ready)
                 if delivery.work.indices is Marker.EPOCH_END:
                     self._policy.end()
                     self._policy.places = None  # a state in such a run has no counts

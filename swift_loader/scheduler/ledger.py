@@ -47,7 +47,7 @@ class Ledger:
         self._lost: dict[int | None, list[int]] = {}
         """Heaps of the sequences of LOST batches, none of them empty, by the worker id that must build them; None: any
         worker may. As long as no worker has room for the first of a heap, none has room for the others."""
-        self._ready: dict[int, Delivery] = {}
+        self.ready: dict[int, Delivery] = {}
         """The READY batches by sequence, in the order of completion."""
         self._ready_by_epoch: dict[int, deque[Delivery]] = {}
         """The same, by epoch; empty if they are delivered in order."""
@@ -58,7 +58,7 @@ class Ledger:
         """Begin a new generation. Return the batches in flight, which nobody needs any more."""
         dropped = self.in_flight()
         self.generation += 1
-        self._batches, self._ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
+        self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
         self.source, self._planned = source, None
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.queues.begin()
@@ -156,7 +156,7 @@ class Ledger:
         batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
         batch.snapshot, batch.arrival, batch.build_s = answer.snapshot, answer.arrival, answer.build_s
         batch.state = BatchState.READY
-        self._ready[sequence] = batch
+        self.ready[sequence] = batch
         if not self._limits.in_order and batch.work is not None:
             ready = self._ready_by_epoch.get(batch.work.epoch)
             if ready is None:  # those that are empty are of earlier epochs
@@ -205,9 +205,9 @@ class Ledger:
 
     def next_deliverable(self) -> Delivery | None:
         """Return the batch that `deliver` would return."""
-        if not self._ready:
+        if not self.ready:
             return None
-        first = self._first()
+        first = self._batches.get(self._first_sequence) or self._first()
         assert first is not None, "what is ready is in flight"
         if self._limits.in_order:
             return first if first.state is BatchState.READY else None
@@ -221,7 +221,7 @@ class Ledger:
         batch = self.next_deliverable()
         if batch is None:
             return None
-        del self._batches[batch.sequence], self._ready[batch.sequence]
+        del self._batches[batch.sequence], self.ready[batch.sequence]
         work = batch.work
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()
@@ -231,16 +231,6 @@ class Ledger:
         if isinstance(work, StreamWork):
             self._pass_void()
         return batch
-
-    @property
-    def num_ready(self) -> int:
-        """How many batches wait to be delivered."""
-        return len(self._ready)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether fewer batches are in flight than may be."""
-        return len(self._batches) < self._limits.max_in_flight
 
     @property
     def is_exhausted(self) -> bool:
@@ -294,4 +284,4 @@ class Ledger:
     def __repr__(self) -> str:
         num_lost = sum(map(len, self._lost.values()))
         lost = f", {num_lost} lost" if num_lost else ""
-        return f"<Ledger generation {self.generation}, tasks sent: {self.queues!r}, {len(self._ready)} ready{lost}>"
+        return f"<Ledger generation {self.generation}, tasks sent: {self.queues!r}, {len(self.ready)} ready{lost}>"

@@ -45,4 +45,4 @@ def workers_of(loader: SwiftLoader) -> list[WorkerHandle]:
 def wait_for_ready(loader: SwiftLoader, count: int) -> None:
     """Wait until so many batches are ready; receiver threads are to be on duty, as after the first batch."""
     ledger = dispatcher_of(loader)._scheduler.ledger
-    wait_until(lambda: ledger.num_ready >= count, f"{count} batches are ready")
+    wait_until(lambda: len(ledger.ready) >= count, f"{count} batches are ready")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
@@ -88,7 +89,7 @@ def started(dataset: Any, *, num_workers: int = 2, in_flight: int = 4, **mode: A
     else:
         executor = InlineExecutor(spec, metrics, None, dataset)
         settings = SchedulerSettings(Limits(1, 1, 1, in_order=True))
-    dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=lambda _: None)
+    dispatcher = Dispatcher(executor, settings, metrics, deque(maxlen=0))
     dispatcher.start()
     try:
         yield dispatcher

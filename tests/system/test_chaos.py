@@ -62,7 +62,7 @@ def test_a_ledger_that_builds_again_what_is_here_already_is_caught(monkeypatch: 
     real = Ledger.remove_worker
 
     def remove_worker(ledger: Ledger, index: int) -> int:
-        for batch in list(ledger._ready.values()):
+        for batch in list(ledger.ready.values()):
             if batch.worker == index:
                 again = Delivery(batch.work, ledger._next_sequence, state=BatchState.LOST)
                 ledger._batches[again.sequence] = again

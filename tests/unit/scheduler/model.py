@@ -297,7 +297,7 @@ class World:
         """Begin another generation."""
         source = self.source(epoch, step)
         self.judge.seek((epoch, step), keeps_meaning=keeps_meaning)
-        num_ready = self.scheduler.ledger.num_ready
+        num_ready = len(self.scheduler.ledger.ready)
         self.bound = source if isinstance(source, BoundSource) else None
         dropped = self.scheduler.begin(source, keeps_meaning=keeps_meaning)
         assert sum(one.state is BatchState.READY for one in dropped) == num_ready
@@ -316,7 +316,7 @@ class World:
 
     def take(self) -> None:
         """Take a batch, if it is there; else wait."""
-        assert self.scheduler.ledger.num_ready == self.judge.num_ready
+        assert len(self.scheduler.ledger.ready) == self.judge.num_ready
         has_deliverable = self.scheduler.ledger.next_deliverable() is not None
         taken = self.scheduler.ledger.deliver()
         assert (taken is not None) == has_deliverable

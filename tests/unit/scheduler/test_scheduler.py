@@ -155,7 +155,7 @@ def judge_by_time_in_which_the_trainer_was_stopped(patch: pytest.MonkeyPatch) ->
 
 
 def deliver_what_is_ready_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "next_deliverable", lambda self: next(iter(self._ready.values()), None))
+    patch.setattr(Ledger, "next_deliverable", lambda self: next(iter(self.ready.values()), None))
 
 
 def exceed_what_may_be_in_flight(patch: pytest.MonkeyPatch) -> None:
