@@ -24,7 +24,7 @@ from transport.systems import Throughput, make_swift
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.store import HeapStore
+from swift_loader.transport.slots import HeapStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError

@@ -20,7 +20,7 @@ from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.messages import Event, Ready, Send, Skipped, Stall, StreamEnded, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.payload import chosen_threads
-from swift_loader.transport.store import HeapStore
+from swift_loader.transport.slots import HeapStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerSpec, length_of

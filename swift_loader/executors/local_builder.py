@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import Batch
-from swift_loader.transport.store import SlotStore
+from swift_loader.transport.slots import SlotStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
@@ -51,14 +51,6 @@ class Encoded:
     """`(nbytes,)`; belongs to this batch alone."""
 
 
-class LendingStore(SlotStore, Protocol):
-    """A store of memory in this process."""
-
-    def lend(self, slot: int, used_nbytes: int, /) -> NDArray[np.uint8]:
-        """Return the memory of a batch that was just built. It stays the batch's as long as a view of it exists."""
-        ...
-
-
 class LocalBuilder:
     """Builds the batches of one dataset. One thread at a time uses it."""
 
@@ -72,7 +64,7 @@ class LocalBuilder:
         batch_decoder: Callable[[bytes], Any] | None,
         metrics: Metrics,
         speaker: Speaker,
-        store: LendingStore,
+        store: SlotStore,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
         identity: TorchIdentity | None = None,
     ) -> None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
 from swift_loader.transport.descriptors import new_memfd
+from swift_loader.transport.slots import RecycledSlots
 
 if sys.platform != "win32":  # there, `portable` maps the memory
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +77,14 @@ class Segment:
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
         return cls(address, nbytes, partial(_libc.munmap, address, nbytes))
+
+    @classmethod
+    def private(cls, nbytes: int) -> Segment:
+        """Return memory of this process, of which a fork gets a copy. Raises `SharedMemoryFull` if there is none."""
+        if sys.platform == "win32":  # there are no forks
+            buffer = mmap.mmap(-1, nbytes)
+            return cls(ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer)), nbytes, partial(len, buffer))
+        return cls.map(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     @classmethod
     def create(cls, nbytes: int) -> tuple[Segment, int]:
@@ -132,6 +141,14 @@ class Segment:
 
     def __repr__(self) -> str:
         return f"<Segment of {self.nbytes} bytes>"
+
+
+class PrivateSlots(RecycledSlots[Segment]):
+    """Slots in this process's own memory."""
+
+    def make(self, slot: int, nbytes: int) -> Segment:  # noqa: ARG002
+        """Return memory for similar batches, too. Raises `SharedMemoryFull` if there is none."""
+        return Segment.private(capacity_for(nbytes))
 
 
 class SegmentPool:

@@ -30,8 +30,7 @@ from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import NO_SLOT, Batch, FailureStage, Identity, Ready
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
-from swift_loader.transport.segments import capacity_for
-from swift_loader.transport.slots import FreeSlots
+from swift_loader.transport.segments import PrivateSlots
 from swift_loader.worker.build import ThreadUsage
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder, TaskLoop
@@ -91,7 +90,8 @@ class BatchActor:
 
     def __init__(self) -> None:
         self._channel = _CallChannel()
-        self._slots = _Slots()
+        self._slots = PrivateSlots()
+        """Ray copies a batch from there into the object store before the next call."""
         self._loop: TaskLoop | None = None
         self._lent = NO_SLOT
         """The slot of the last answer."""
@@ -158,7 +158,7 @@ class BatchActor:
         if frame.kind is not Kind.BATCH or (batch := Batch.unpack(frame)).slot == NO_SLOT:
             return None
         self._lent = batch.slot
-        return self._slots.memory(batch.slot)[: batch.used_nbytes]
+        return self._slots.array(batch.slot)[: batch.used_nbytes]
 
     # The thread that answers requests
 
@@ -218,36 +218,3 @@ class _CallChannel:
         if not self._received:
             raise BlockingIOError
         return Received(memoryview(self._received.popleft()), [])
-
-
-class _Slots:
-    """Recycled memory of this process. Ray copies a batch from there into the object store before the next call."""
-
-    def __init__(self) -> None:
-        self._free = FreeSlots()
-        self._memories: dict[int, NDArray[np.uint8]] = {}
-        self._next_slot = 0
-
-    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """Return a slot of at least `nbytes` and its memory."""
-        slot = self._free.take(nbytes)
-        for unfit in self._free.evict():
-            del self._memories[unfit]
-        if slot is None:
-            slot, self._next_slot = self._next_slot, self._next_slot + 1
-            self._memories[slot] = np.empty(capacity_for(nbytes), np.uint8)
-            self._free.add(slot, capacity_for(nbytes))
-        return slot, self._memories[slot]
-
-    def memory(self, slot: int) -> NDArray[np.uint8]:
-        """Return the memory of a slot."""
-        return self._memories[slot]
-
-    def release(self, slot: int) -> None:
-        """Take back a slot."""
-        self._free.release(slot)
-
-    def retire(self, slot: int) -> None:
-        """Forget a slot."""
-        self._free.remove(slot)
-        del self._memories[slot]

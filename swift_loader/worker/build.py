@@ -27,7 +27,7 @@ from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, Hung, SampleFailed
-from swift_loader.transport.store import SlotStore
+from swift_loader.transport.slots import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher, KeyedSamples, PlannedSamples, Samples

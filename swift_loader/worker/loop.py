@@ -32,11 +32,14 @@ from swift_loader.transport.messages import (
     NewPlan,
     Ready,
     SampleFailed,
+    SegmentGone,
+    SegmentMade,
     State,
     StreamEnded,
 )
 from swift_loader.transport.payload import Environment
-from swift_loader.transport.store import SegmentStore, SlotStore
+from swift_loader.transport.segments import Segment, capacity_for
+from swift_loader.transport.slots import RecycledSlots
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder, ProcessUsage, Usage
 from swift_loader.worker.failure import BuildError, describe_failure
@@ -50,7 +53,6 @@ from swift_loader.worker.torch_worker import TorchWorker, set_default_dtype, set
 
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
-    from swift_loader.transport.segments import Segment
 
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
@@ -70,12 +72,26 @@ class TaskChannel(Protocol):
         ...
 
 
-class RetiringStore(SlotStore, Protocol):
-    """The slots of a worker whose trainer may give some up."""
+class AnnouncedSlots(RecycledSlots[Segment]):
+    """Slots in shared memory. The trainer maps a segment when it is announced, and unmaps those that are given up."""
 
-    def retire(self, slot: int) -> None:
-        """Forget a slot that the trainer has given up."""
-        ...
+    def __init__(self, channel: Any) -> None:
+        """Begin without slots. The channel carries descriptors, unless a subclass makes segments otherwise."""
+        super().__init__()
+        self._channel = channel
+
+    def make(self, slot: int, nbytes: int) -> Segment:
+        """Return a new segment, once the trainer was told of it. Raises `SharedMemoryFull` if there is no memory."""
+        segment, descriptor = Segment.create(capacity_for(nbytes))
+        try:
+            self._channel.send(SegmentMade(slot, segment.nbytes).pack(), [descriptor])
+        finally:
+            os.close(descriptor)
+        return segment
+
+    def drop(self, slot: int) -> None:
+        """Tell the trainer."""
+        self._channel.send(SegmentGone(slot).pack())
 
 
 def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport, kept: Sequence[Segment]) -> None:
@@ -100,19 +116,22 @@ def announce(channel: Channel, builder: BatchBuilder, report: BuildReport, kept:
         channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
     finally:
         os.close(descriptor)
-    return TaskLoop(channel, builder, SegmentStore.of_memfds(channel, kept))
+    slots = AnnouncedSlots(channel)
+    for segment in kept:  # the trainer has them already, as the first slots
+        slots.release(slots.adopt(segment))
+    return TaskLoop(channel, builder, slots)
 
 
 class TaskLoop:
     """The tasks of one worker, and the slots it writes to."""
 
-    def __init__(self, channel: TaskChannel, builder: BatchBuilder, store: RetiringStore) -> None:
+    def __init__(self, channel: TaskChannel, builder: BatchBuilder, slots: RecycledSlots[Segment]) -> None:
         self.newest_generation = 0
         """Tasks of earlier ones are skipped, even if no later task is here. Any thread may raise it."""
         self._channel = channel
         self._builder = builder
         self._words = builder.counters.words
-        self._store = store
+        self._slots = slots
         self._queue: deque[Task] = deque()
         self._plans: deque[NewPlan] = deque()
         """Received plans that aren't used yet."""
@@ -172,9 +191,9 @@ class TaskLoop:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
         task = Task.unpack(frame, self._builder.definitions.loads)
         for slot in task.released:
-            self._store.release(slot)
+            self._slots.release(slot)
         for slot in task.retired:
-            self._store.retire(slot)
+            self._slots.retire(slot)
         self._queue.append(task)
         failpoint(Failpoint.WORKER_RECEIVED)
 
@@ -183,7 +202,7 @@ class TaskLoop:
             while self._plans and self._plans[0].generation <= task.generation:
                 plan = self._plans.popleft()
                 self._builder.use_plan(plan.settings, plan.resume, plan.turn)
-            batch = self._builder.build(self._store, task)
+            batch = self._builder.build(self._slots, task)
             self._report(self._builder.failures, task)
             if (state := self._builder.state) is not None:
                 self._channel.send(State(state).pack())

@@ -34,11 +34,10 @@ from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import FailureStage, Ready, SegmentMade
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
-from swift_loader.transport.segments import Segment
-from swift_loader.transport.store import SegmentStore
+from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.worker.build import ProcessUsage
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.loop import DatasetBuilder, Service, TaskLoop
+from swift_loader.worker.loop import AnnouncedSlots, DatasetBuilder, Service, TaskLoop
 from swift_loader.worker.process import lead_group, run_and_exit
 
 
@@ -129,9 +128,20 @@ def _serve(link: _Link, service: Service) -> None:
         link.send(describe_failure(error, FailureStage.BUILD, service.builder.definitions).pack())
         return
     link.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
-    store = SegmentStore(link.send, partial(link.segments.make, link))
-    TaskLoop(link, service.builder, store).serve()
+    TaskLoop(link, service.builder, _NamedSlots(link)).serve()
     failpoint(Failpoint.WORKER_STOP)
+
+
+class _NamedSlots(AnnouncedSlots):
+    """Slots whose segments have names."""
+
+    def __init__(self, link: _Link) -> None:
+        super().__init__(link)
+        self._link = link
+
+    def make(self, slot: int, nbytes: int) -> Segment:
+        """Return a new segment, once the trainer was told of it."""
+        return self._link.segments.make(self._link, slot, capacity_for(nbytes))
 
 
 class _Segments:

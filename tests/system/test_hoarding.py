@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader
 from swift_loader.executors.portable.supervisor import PortableExecutor
-from swift_loader.executors.process import lease
+from swift_loader.executors.process import memory
 from swift_loader.executors.process.supervisor import ProcessExecutor
 from tests.support import datasets
 from tests.support.helpers import make_loader, wait_until
@@ -84,7 +84,7 @@ def test_every_slot_comes_back() -> None:
 
 
 def test_beyond_the_budget_batches_are_copied_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_HELD_SLOTS", 6)
+    monkeypatch.setattr(memory, "MAX_HELD_SLOTS", 6)
     kwargs = {"num_samples": 400}
     with make_loader(datasets.Images, kwargs=kwargs, shuffle=False, batch_size=4, data_queue_size=IN_FLIGHT) as loader:
         hoard = list(loader)
@@ -150,7 +150,7 @@ def test_small_batches_that_are_kept_do_not_keep_the_slots_of_large_ones() -> No
 
 
 def test_beyond_a_limit_what_a_batch_needs_is_copied_and_not_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_WASTED_BYTES", 4 << 20)
+    monkeypatch.setattr(memory, "MAX_WASTED_BYTES", 4 << 20)
     with loader_of("filling half", 240) as loader:
         kept = list(loader)
         assert sum(len(worker.memory._leases._held) for worker in worker_handles(loader)) < 120

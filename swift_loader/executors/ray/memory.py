@@ -9,10 +9,9 @@ once, and freed.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,8 @@ from swift_loader.executors.process.memory import ReturnedSlots
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.delivery import Lease
 from swift_loader.transport.messages import NO_SLOT, Batch
-from swift_loader.transport.segments import Segment, capacity_for
-from swift_loader.transport.slots import FreeSlots
+from swift_loader.transport.segments import PrivateSlots, Segment
+from swift_loader.transport.slots import Leased
 
 MAX_INLINE_BYTES = 2 << 20
 """Ray sends batches of up to this size with the answer. They lie in ordinary memory, and are always copied."""
@@ -38,25 +37,13 @@ _FROM_FORKS: list[object] = []
 """Objects whose views have died in a fork: it must not free them, because it shares Ray's sockets with the trainer."""
 
 
-class _KeptMemory(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a batch. It lives as long as any view of them. A subclass of ndarray, so that views refer to it."""
-
-    _source: object = None
-    """Keeps the bytes valid."""
-    _on_end: Callable[[], object] | None = None
-    _owner: ProcessOwner | None = None
-
-    def bind(self, source: object, on_end: Callable[[], object], owner: ProcessOwner) -> None:
-        """Attach what keeps the bytes valid, and what to call when the last view has died, on any thread."""
-        self._source, self._on_end, self._owner = source, on_end, owner
-
-    def __del__(self, _from_forks: list[object] = _FROM_FORKS) -> None:  # bound here: at exit, the names may be gone
-        if self._on_end is None or self._owner is None:  # a view that the user made
-            return
-        if self._owner.is_here():
-            self._on_end()
-        else:
-            _from_forks.append(self._source)
+def _end_view(
+    source: object, ended: deque[int], owner: ProcessOwner, from_forks: list[object], nbytes: int
+) -> None:  # uses no global: at exit, the module's names may be gone
+    if owner.is_here():
+        ended.append(nbytes)
+    else:
+        from_forks.append(source)
 
 
 class ArrivalStore:
@@ -69,8 +56,7 @@ class ArrivalStore:
         `on_segment` gets each slot before a batch lies in it, see `ProcessExecutor`. With it, all batches are copied
         into slots.
         """
-        self.max_free = max_free
-        """As above. Any thread may change it."""
+        self.slots = PrivateSlots(max_free)
         self._max_viewed = max_viewed
         self._on_segment = on_segment
         self._owner = ProcessOwner()
@@ -79,12 +65,6 @@ class ArrivalStore:
         """Sizes of views that have died."""
         self._writable: tuple[int, int] = (0, 0)
         """Where the object store is mapped, if it can be written."""
-        self._free = FreeSlots()
-        self._segments: dict[int, Segment] = {}
-        self._num_used = 0
-        self._returned: deque[int] = deque()
-        """Slots whose batches have died."""
-        self._next_slot = 0
 
     def keep(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the memory of a batch that has arrived, writable. It is the batch's as long as a view of it exists."""
@@ -102,20 +82,16 @@ class ArrivalStore:
         nbytes = memory.nbytes
         self._viewed += nbytes
         buffer = (ctypes.c_ubyte * nbytes).from_address(memory.ctypes.data)
-        kept = _KeptMemory((nbytes,), np.uint8, buffer=memoryview(buffer))
-        kept.bind(memory, lambda ended=self._ended_views: ended.append(nbytes), self._owner)
-        bound: NDArray[np.uint8] = kept
-        return bound
+        on_end = partial(_end_view, memory, self._ended_views, self._owner, _FROM_FORKS)
+        return Leased.over(memoryview(buffer), nbytes, memory, on_end, nbytes)
 
     def _copy(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        slot, segment = self._take(memory.nbytes)
+        slot, _ = self.slots.take(memory.nbytes)
         if self._on_segment is not None:
-            self._on_segment(segment)
-        kept = _KeptMemory((memory.nbytes,), np.uint8, buffer=segment.memory)
-        kept.bind(segment, lambda returned=self._returned: returned.append(slot), self._owner)
+            self._on_segment(self.slots.memory_of(slot))
+        kept = self.slots.lend(slot, memory.nbytes, min_fill=0)
         np.copyto(kept, memory)
-        bound: NDArray[np.uint8] = kept
-        return bound
+        return kept
 
     def _is_writable(self, memory: NDArray[np.uint8]) -> bool:
         begin = memory.ctypes.data
@@ -124,36 +100,8 @@ class ArrivalStore:
             self._writable = _writable_store_at(begin) or self._writable
         return self._writable[0] <= begin < end <= self._writable[1]
 
-    def _take(self, nbytes: int) -> tuple[int, Segment]:
-        while self._returned:
-            self._release(self._returned.popleft())
-        slot = self._free.take(nbytes)
-        for unfit in self._free.evict():
-            del self._segments[unfit]
-        if slot is None:
-            slot, self._next_slot = self._next_slot, self._next_slot + 1
-            capacity = capacity_for(nbytes)
-            self._segments[slot] = Segment.map(-1, capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._free.add(slot, capacity)
-        self._num_used += 1
-        return slot, self._segments[slot]
-
-    def _release(self, slot: int) -> None:
-        if len(self._segments) - self._num_used >= self.max_free:
-            self._free.remove(slot)
-            del self._segments[slot]
-        else:
-            self._free.release(slot)
-        self._num_used -= 1
-
-    def take_segments(self) -> list[Segment]:
-        """Return the memory of all slots, and forget it. Batches that the user keeps stay valid."""
-        segments, self._segments = list(self._segments.values()), {}
-        self._free, self._returned, self._num_used = FreeSlots(), deque(), 0
-        return segments
-
     def __repr__(self) -> str:
-        return f"<ArrivalStore, {self._viewed} bytes viewed, {self._num_used} of {len(self._segments)} slots in use>"
+        return f"<ArrivalStore, {self._viewed} bytes viewed, {self.slots!r}>"
 
 
 def _writable_store_at(address: int) -> tuple[int, int] | None:

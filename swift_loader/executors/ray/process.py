@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -67,7 +66,7 @@ class ActorProcess:
 
     def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:  # noqa: ARG002
         """Return memory of this process: an actor shares none."""
-        return Segment.map(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return Segment.private(nbytes)
 
     def num_fetched(self, length_address: int) -> int | None:  # noqa: ARG002 - it asks the actor
         """Return the number of samples fetched for its batch; None if unknown. Blocks for half a second at most."""

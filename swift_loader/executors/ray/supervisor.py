@@ -412,7 +412,7 @@ class RaySupervisor:
         """Be ready for so many actors. Starts and ends none."""
         self.options = replace(self.options, num_workers=num_workers)
         if self._store is not None:
-            self._store.max_free = self.options.limits.max_in_flight + 1
+            self._store.slots.max_free = self.options.limits.max_in_flight + 1
 
     def start_worker(self, worker_id: int) -> None:
         """Start another actor. Returns while Ray places it."""
@@ -457,7 +457,7 @@ class RaySupervisor:
         self.mailbox.clear()
         self.launch.drop()
         if self._store is not None:
-            given_up += self._store.take_segments()
+            given_up += self._store.slots.take_all()
         self._connection.close()
         return given_up
 

@@ -10,20 +10,14 @@ killed: `timeout` ends the loop's wait with an error. A thread that hangs stays 
 from __future__ import annotations
 
 import copy
-import mmap
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from swift_loader.errors import LoaderClosed, WorkerStalled
 from swift_loader.executors.base import Inbox, ToDo
@@ -54,106 +48,11 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.messages import NO_SLOT, NewPlan
-from swift_loader.transport.segments import capacity_for
-from swift_loader.transport.slots import FreeSlots
+from swift_loader.transport.messages import NewPlan
+from swift_loader.transport.segments import PrivateSlots
 from swift_loader.worker.seeding import Rng, snapshot_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_worker import TorchThread
-
-# Slots on the heap, for the batches of one worker thread. They are recycled, as those of processes are.
-#
-# First-touch page faults make fresh memory slow: with recycled slots, batches of 10 to 40 MB take 0.6 times as long.
-# All arrays of a batch are views of one `_LentMemory`. When the last one dies, on any thread, its slot is free again.
-
-MIN_FILL = 2
-"""A batch that fills less than one part in `MIN_FILL` of its slot is copied out: the user may keep it for long."""
-
-
-class _LentMemory(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot. It lives as long as any view of them.
-
-    A subclass of ndarray, because a NumPy view skips plain arrays in a chain of views, but not a subclass.
-    """
-
-    _returned: deque[int] | None = None
-    _slot = NO_SLOT
-
-    def bind(self, returned: deque[int], slot: int) -> None:
-        """Attach the slot, and where to note its end."""
-        self._returned, self._slot = returned, slot
-
-    def __del__(self) -> None:
-        if self._returned is not None:  # None: a view that the user made
-            self._returned.append(self._slot)
-
-
-class RecycledHeap:
-    """A store that the worker's thread uses. If no slot is free, it makes a new one, so the worker never waits."""
-
-    def __init__(self, max_free: int) -> None:
-        """Begin without slots. Free ones beyond `max_free` are given up."""
-        self.max_free = max_free
-        """As above. Any thread may change it."""
-        self._free = FreeSlots()
-        self._memories: dict[int, mmap.mmap] = {}
-        """By slot."""
-        self._num_used = 0
-        """Slots that are written, or that batches are in."""
-        self._returned: deque[int] = deque()
-        """Slots whose batches have died. Any thread appends."""
-        self._next_slot = 0
-
-    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """Return a slot of at least `nbytes` and its memory."""
-        while self._returned:
-            self.release(self._returned.popleft())
-        slot = self._free.take(nbytes)
-        for unfit in self._free.evict():
-            del self._memories[unfit]
-        if slot is None:
-            slot, self._next_slot = self._next_slot, self._next_slot + 1
-            self._memories[slot] = _new_memory(capacity_for(nbytes))
-            self._free.add(slot, len(self._memories[slot]))
-        self._num_used += 1
-        return slot, np.frombuffer(self._memories[slot], np.uint8)
-
-    def release(self, slot: int) -> None:
-        """Take back a slot."""
-        if len(self._memories) - self._num_used >= self.max_free:
-            self._free.remove(slot)
-            del self._memories[slot]
-        else:
-            self._free.release(slot)
-        self._num_used -= 1
-
-    def lend(self, slot: int, used_nbytes: int) -> NDArray[np.uint8]:
-        """Return the memory of a batch. Its slot is in use as long as a view of the memory exists."""
-        if slot == NO_SLOT:
-            return np.empty(0, np.uint8)
-        memory = self._memories[slot]
-        if used_nbytes * MIN_FILL < len(memory):
-            copied: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)[:used_nbytes].copy()
-            self.release(slot)
-            return copied
-        lent = _LentMemory((used_nbytes,), np.uint8, buffer=memory)
-        lent.bind(self._returned, slot)
-        bound: NDArray[np.uint8] = lent
-        return bound
-
-    def __repr__(self) -> str:
-        return f"<RecycledHeap, {self._num_used} of {len(self._memories)} slots in use>"
-
-
-def _new_memory(nbytes: int) -> mmap.mmap:
-    """Return pages of this process. They are no array, because views of an array would refer to it, not to the lease.
-
-    A fork gets a copy.
-    """
-    if sys.platform == "win32":  # there are no flags and no forks
-        return mmap.mmap(-1, nbytes)
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
 
 # Notices that a dataset draws from the global random generators.
 #
@@ -259,7 +158,7 @@ class ThreadExecutor:
         self._plans: dict[int, NewPlan] = {}
         """The same with where a worker's dataset continues then, by the worker's id, where that isn't its beginning."""
         self._surroundings: Surroundings | None = None
-        self._heaps: dict[int, RecycledHeap] = {}
+        self._heaps: dict[int, PrivateSlots] = {}
         """By the worker's serial number."""
         self._lock = threading.RLock()
         """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
@@ -295,7 +194,7 @@ class ThreadExecutor:
                 return
             assert self._surroundings is not None
             serial, self._num_started = self._num_started, self._num_started + 1
-            heap = self._heaps[serial] = RecycledHeap(self._max_free)
+            heap = self._heaps[serial] = PrivateSlots(self._max_free)
             make = partial(self._builder, serial, worker_id, make_dataset, heap)
             worker = ThreadWorker(serial, worker_id, make, self._surroundings)
             self._workers = {**self._workers, serial: worker}
@@ -316,7 +215,7 @@ class ThreadExecutor:
         return options.make_dataset() if options.dataset_per_worker else self._dataset
 
     def _builder(
-        self, serial: int, worker_id: int, make_dataset: Callable[[], Any], heap: RecycledHeap
+        self, serial: int, worker_id: int, make_dataset: Callable[[], Any], heap: PrivateSlots
     ) -> LocalBuilder:
         """Return a builder that leaves the random generators alone."""
         spec = replace(self._spec, options=replace(self._spec.options, rng=Rng.NONE))

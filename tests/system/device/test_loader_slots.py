@@ -12,7 +12,7 @@ import pytest
 
 from swift_loader import SwiftLoaderWarning
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.executors.process import lease
+from swift_loader.executors.process import memory
 from swift_loader.executors.process.memory import WorkerMemory
 from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, dispatcher_of, wait_for_ready, workers_of
 from tests.support.fake_device import FakeDevice, Registry
@@ -57,7 +57,7 @@ def test_without_page_locking_there_is_one_warning_and_the_same_batches(start_on
 
 
 def test_batches_that_are_ready_do_not_count_as_kept(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_HELD_BYTES", 3 * BATCH_SIZE * NBYTES)
+    monkeypatch.setattr(memory, "MAX_HELD_BYTES", 3 * BATCH_SIZE * NBYTES)
     device, registry = FakeDevice(lag=1), Registry()
     loader = start_on(device, move=checked_move(device, registry), registry=registry, data_queue_size=10, workers=1)
     batches = iter(loader)
@@ -67,7 +67,7 @@ def test_batches_that_are_ready_do_not_count_as_kept(start_on: Start, monkeypatc
 
 
 def test_batches_that_are_being_copied_do_not_count_as_kept(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_HELD_BYTES", 2 * BATCH_SIZE * NBYTES)
+    monkeypatch.setattr(memory, "MAX_HELD_BYTES", 2 * BATCH_SIZE * NBYTES)
     device, registry = FakeDevice(lag=9), Registry()
     loader = start_on(
         device,
@@ -81,7 +81,7 @@ def test_batches_that_are_being_copied_do_not_count_as_kept(start_on: Start, mon
 
 
 def test_what_a_move_keeps_of_the_host_s_memory_counts(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_HELD_SLOTS", 5)
+    monkeypatch.setattr(memory, "MAX_HELD_SLOTS", 5)
     device, kept = FakeDevice(), list[Any]()
 
     def move(batch: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from swift_loader import SwiftLoaderWarning
 from swift_loader.device.pinning import CudaRegistry, PageLock
-from swift_loader.executors.process import lease
+from swift_loader.executors.process import memory
 from tests.system.device.cuda.images import (
     BATCH_SIZE,
     CUDA,
@@ -113,7 +113,7 @@ def test_the_limit_of_locked_memory_does_not_hold_for_the_driver() -> None:
 
 
 def test_large_batches_that_are_ready_stay_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "MAX_HELD_BYTES", 3 * BATCH_SIZE * 3 * SIDE * SIDE)
+    monkeypatch.setattr(memory, "MAX_HELD_BYTES", 3 * BATCH_SIZE * 3 * SIDE * SIDE)
     move = LateMove(MILLISECOND // 5)
     with image_loader(300, data_queue_size=10) as loader:
         loader.start(device=CUDA, to_device=move)

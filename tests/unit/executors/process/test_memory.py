@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swift_loader.executors.process import lease as lease_module
+from swift_loader.executors.process import memory as memory_module
 from swift_loader.executors.process.forks import Forks
-from swift_loader.executors.process.lease import LeaseBook
+from swift_loader.executors.process.memory import LeaseBook
 from swift_loader.scheduler.delivery import LeaseState
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
@@ -146,7 +146,7 @@ def keep(book: LeaseBook, slot: int) -> None:
 def test_a_book_is_full_when_too_much_is_held_and_not_after_some_has_ended(
     limit: str, value: int, fullness: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, limit, value)
+    monkeypatch.setattr(memory_module, limit, value)
     book, held, found = LeaseBook(), [], []
     for slot in range(4):
         held.append(book.lease(slot, segment_of(), 4096 if slot % 2 or limit != "MAX_WASTED_BYTES" else 96))
