@@ -7,24 +7,22 @@ it seeds the user's random generators for a batch, it restores them afterwards.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.failures import describe_work
-from swift_loader.executors.local_builder import LocalBuilder, Speaker
-from swift_loader.interrupts import is_interrupt
+from swift_loader.executors.local_builder import LocalBuilder
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.messages import Event, Ready, Send, Skipped, Stall, StreamEnded, TemplateLost, WorkerLost
+from swift_loader.scheduler.messages import Event, Ready, Send, Skipped, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.work import Work
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.slots import HeapStore
-from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
-from swift_loader.worker.stream import StreamEnd
 from swift_loader.worker.torch_worker import limited_threads, ordinary_tensors
 
 _WORKER = 0
@@ -81,9 +79,9 @@ class InlineExecutor:
             self._spec,
             batch_decoder=self._batch_decoder,
             metrics=self._metrics,
-            speaker=Speaker("the loop's process", self._describe),
+            who="the loop's process",
+            describe=self._describe,
             store=HeapStore(),
-            is_interrupt=is_interrupt,
         )
         self._events.append(Ready(_WORKER, _WORKER))
 
@@ -148,27 +146,19 @@ class InlineExecutor:
         """Do nothing: `wait` doesn't block."""
 
     def _build(self, builder: LocalBuilder, task: Send) -> list[Event]:
-        keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
-        try:
-            with keeping, limited_threads(chosen_threads()), ordinary_tensors():
-                encoded = builder.encode(task)
-            with ordinary_tensors():
-                return builder.decode(task, encoded)
-        except StreamEnd:
-            return [StreamEnded(_WORKER, task.generation, task.sequence)]
-        except BuildError as failed:
-            if failed.__cause__ is not None and is_interrupt(failed.__cause__):
-                raise failed.__cause__ from None
-            return builder.failed(task, failed)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            return builder.failed(task, error)
+        with ordinary_tensors():
+            return builder.answer(task, self._building())
 
-    def _describe(self, task: Send) -> str:
+    @contextmanager
+    def _building(self) -> Iterator[None]:
+        keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
+        with keeping, limited_threads(chosen_threads()):
+            yield
+
+    def _describe(self, work: Work) -> str:
         _, plan = self._current
         assert plan is not None
-        return describe_work(task.work, plan)
+        return describe_work(work, plan)
 
     def __repr__(self) -> str:
         return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from swift_loader.errors import RemoteTraceback
 from swift_loader.executors.failures import rebuild, rebuild_sample, task_of
 from swift_loader.executors.process.reader import BatchReader
+from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send
+from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send, StreamEnded
+from swift_loader.scheduler.work import Work
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
@@ -29,26 +31,8 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec
+from swift_loader.worker.stream import StreamEnd
 from swift_loader.worker.torch_worker import TorchIdentity, limited_threads
-
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """The words of a builder for the causes of errors."""
-
-    who: str
-    """Who builds the batches."""
-    describe: Callable[[Send], str]
-    """Returns number, epoch and dataset indices of the batch of a task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A batch in the form in which processes send it."""
-
-    batch: Batch
-    memory: NDArray[np.uint8]
-    """`(nbytes,)`; belongs to this batch alone."""
 
 
 class LocalBuilder:
@@ -63,24 +47,25 @@ class LocalBuilder:
         *,
         batch_decoder: Callable[[bytes], Any] | None,
         metrics: Metrics,
-        speaker: Speaker,
+        who: str,
+        describe: Callable[[Work], str],
         store: SlotStore,
-        is_interrupt: Callable[[BaseException], bool] = lambda _: False,
         identity: TorchIdentity | None = None,
     ) -> None:
         """Prepare to build batches.
 
         `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
-        torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `speaker`
-        says where errors happened. `store` has the memory of the batches; the builder alone uses it. `is_interrupt` and
-        `identity`: see `BatchBuilder`.
+        torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
+        the batches, and `describe` returns number, epoch and dataset indices of one, for the causes of errors. `store`
+        has the memory of the batches; the builder alone uses it. `identity`: see `BatchBuilder`.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
         self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, is_interrupt, identity)
         self._metrics = metrics
-        self._speaker = speaker
+        self._who = who
+        self._describe = describe
         self._store = store
         self.largest_nbytes = 0
         """Of the batches so far. Any thread may read it."""
@@ -94,33 +79,36 @@ class LocalBuilder:
         """Build the batches of another plan from now on. `resume`: see `BatchBuilder.use_plan`."""
         self._builder.use_plan(plan, resume)
 
-    def encode(self, task: Send) -> Encoded:
-        """Build a batch.
+    def answer(self, task: Send, building: AbstractContextManager[Any]) -> list[Event]:
+        """Build a batch within this context, and decode it. Return its events: its failed samples, then the batch.
 
-        Raises `BuildError` if the user's code raised, see `failed`; `StreamEnd` if the worker's shard of a stream has
-        no batch left.
+        If the user's code raised, they say so. Raises what a signal handler raised.
         """
         self._definitions.clear()
-        built = self._builder.build(self._store, task_of(task))
-        return Encoded(built, self._store.lend(built.slot, built.used_nbytes))
+        try:
+            with building:
+                batch = self._builder.build(self._store, task_of(task))
+                memory = self._store.lend(batch.slot, batch.used_nbytes)
+            return self._decode(task, batch, memory)
+        except StreamEnd:
+            return [StreamEnded(self._worker, task.generation, task.sequence)]
+        except Exception as error:
+            raised = error.__cause__ if isinstance(error, BuildError) else error
+            if raised is not None and is_interrupt(raised):
+                raise raised from None
+            return self.failed(task, error)
 
-    def decode(self, task: Send, encoded: Encoded) -> list[Event]:
-        """Return the events of the batch that was encoded last: its failed samples, then the batch.
-
-        Raises if the batch can't be decoded.
-        """
-        batch, started_ns = encoded.batch, time.perf_counter_ns()
-        answer = Answered(self._worker, task.generation, task.sequence, self._reader.read(batch, encoded.memory))
+    def _decode(self, task: Send, batch: Batch, memory: NDArray[np.uint8]) -> list[Event]:
+        started_ns = time.perf_counter_ns()
+        answer = Answered(self._worker, task.generation, task.sequence, self._reader.read(batch, memory))
         answer.snapshot, decode_ns = self._builder.state, time.perf_counter_ns() - started_ns
         answer.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)
-        events = self._sample_failures(task, self._builder.failures)
-        events.append(answer)
-        return events
+        return [*self._sample_failures(task, self._builder.failures), answer]
 
     def failed(self, task: Send, error: Exception) -> list[Event]:
-        """Return the events for what `encode` or `decode` raised.
+        """Return the events for what building or decoding raised.
 
         The loop gets the user's own exception. The end of its chain of causes says where it happened.
         """
@@ -134,8 +122,8 @@ class LocalBuilder:
     def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
         events: list[Event] = []
         for failed in failures:
-            where = f", {self._speaker.describe(task)}"
-            error = rebuild(failed.failure, self._speaker.who, self._definitions, where)
+            where = f", {self._describe(task.work)}"
+            error = rebuild(failed.failure, self._who, self._definitions, where)
             failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
             events.append(SampleFailed(self._worker, task.generation, task.sequence, failure))
         return events
@@ -147,8 +135,8 @@ class LocalBuilder:
         last: BaseException = error
         while last.__cause__ is not None:
             last = last.__cause__
-        where = f"{failed.stage.value}{sample}, {self._speaker.describe(task)}"
-        last.__cause__ = RemoteTraceback(f"In {self._speaker.who}, {where}{note}")
+        where = f"{failed.stage.value}{sample}, {self._describe(task.work)}"
+        last.__cause__ = RemoteTraceback(f"In {self._who}, {where}{note}")
         return error
 
 

@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.executors.base import Executor
-from swift_loader.executors.calls.event_loop import CoroutineCrew
-from swift_loader.executors.calls.executor import CallExecutor, ThreadCrew
+from swift_loader.executors.calls.executor import CallExecutor
 from swift_loader.executors.processes import make_executor, make_starter
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -174,11 +173,11 @@ class Map(Node):
             results = run.stage(items, executor, settings, plan, policy, self.concurrency).results()
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
         job = self._job(opening.key)
-        crew = CoroutineCrew(job, run.loop()) if self.where is Where.LOOP else ThreadCrew(job, self.name)
-        executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
-        stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
+        loop = run.loop() if self.where is Where.LOOP else None
+        calls = CallExecutor(job, loop, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
+        stops = [calls.stop_workers, job.close] if isinstance(job, Pour) else [calls.stop_workers]
         goes_on = is_generator and not in_order
-        stage = run.stage(items, executor, settings, plan, policy, self.concurrency, stops, goes_on=goes_on)
+        stage = run.stage(items, calls, settings, plan, policy, self.concurrency, stops, goes_on=goes_on)
         if not is_generator:
             return stage.results()
         return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results(opening.start)

@@ -1,23 +1,15 @@
-"""An event loop in a thread of its own, and workers that are coroutines on it."""
+"""An event loop in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
-from swift_loader.executors.calls import Post
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.messages import Send
 from swift_loader.threads import LoaderThread
-
-AsyncJob = Callable[[Send, Post], Awaitable[None]]
-"""As `threads.Job`."""
-
 
 END_LIMIT_S = 2.0
 """How long `close` waits for what coroutines have left."""
@@ -151,83 +143,3 @@ def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -
     """Have a loop call a function, unless it was closed. Any thread."""
     with contextlib.suppress(RuntimeError):  # it was closed, so nobody waits
         loop.call_soon_threadsafe(function)
-
-
-class CoroutineCrew:
-    """Workers that do one task at a time each, all on one event loop."""
-
-    aftermath = ""
-    """As in `ThreadCrew`: it is cancelled."""
-
-    def __init__(self, job: AsyncJob, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the workers. `job` runs for all of them at the same time, on `loop`, which runs in another thread."""
-        self._job = job
-        self._loop = loop
-        self._waiting = defaultdict[int, deque[Send]](deque)
-        """Of each worker: the tasks after the one that it does. Only the loop's thread uses it."""
-        self._running: dict[int, asyncio.Task[None]] = {}
-        """By worker. Only the loop's thread uses it."""
-        self._stopping = threading.Event()
-        self._post: Post = print  # until `start`
-
-    def start(self, post: Post) -> None:
-        """Remember where events go."""
-        self._post = post
-
-    def add(self, worker: int) -> None:
-        """Do nothing: a worker begins with its first task."""
-
-    def give_up(self, worker: int, then: Callable[[], None]) -> None:
-        """Cancel what a worker does. Calls `then` on the loop, which a coroutine may block."""
-
-        def cancel() -> None:
-            self._waiting[worker].clear()
-            if worker in self._running:
-                self._running[worker].cancel()
-            then()
-
-        call_soon(self._loop, cancel)
-
-    def send(self, task: Send) -> None:
-        """Have a worker do a task after those that it has."""
-        call_soon(self._loop, lambda: self._take(task))
-
-    def stack(self, worker: int) -> str:
-        """Return where a coroutine is suspended."""
-        task, places = self._running.get(worker), list[str]()
-        awaited: Any = None if task is None else task.get_coro()
-        while (frame := getattr(awaited, "cr_frame", None)) is not None:
-            places.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}')
-            awaited = awaited.cr_await
-        return "\n".join(places[2:])  # from the user's code on
-
-    def stop(self) -> None:
-        """Begin no more tasks, and cancel those that run."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        call_soon(self._loop, self._cancel)
-
-    def join(self, limit_s: float) -> None:
-        """Do nothing: the loop's owner waits for it."""
-
-    def _cancel(self) -> None:
-        for task in self._running.values():
-            task.cancel()
-
-    def _take(self, task: Send) -> None:
-        if task.worker in self._running:
-            self._waiting[task.worker].append(task)
-        elif not self._stopping.is_set():
-            self._running[task.worker] = asyncio.ensure_future(self._run(task))
-
-    async def _run(self, task: Send) -> None:
-        waiting = self._waiting[task.worker]
-        try:
-            while not self._stopping.is_set():
-                await self._job(task, self._post)
-                if not waiting:
-                    break
-                task = waiting.popleft()
-        finally:
-            del self._running[task.worker]

@@ -1,7 +1,4 @@
-"""Builds batches in threads of this process: carries out what the scheduler decides, and reports what happens.
-
-    loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
-    worker threads                           fetch, collate, encode, decode
+"""Builds batches in threads of this process: see `CrewExecutor`.
 
 Each thread has a builder of its own, and the dataset is shared unless `dataset_per_worker` is set. No thread can be
 killed: `timeout` ends the loop's wait with an error. A thread that hangs stays until the user's code returns.
@@ -11,38 +8,28 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from enum import Enum
-from functools import partial
 from typing import Any
 
-from swift_loader.errors import LoaderClosed, WorkerStalled
-from swift_loader.executors.base import Inbox, ToDo
-from swift_loader.executors.local_builder import LocalBuilder, Speaker, dataset_of
+from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
+from swift_loader.executors.local_builder import LocalBuilder, dataset_of
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import Explainer
-from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
-from swift_loader.executors.thread.worker import Surroundings, ThreadWorker
+from swift_loader.executors.thread.crew import CrewExecutor, WorkerThread
+from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.messages import (
-    Death,
-    Dismiss,
-    Ended,
+    Disconnected,
     Event,
     ExecutorFailed,
-    Kill,
-    Reap,
-    Release,
-    ReplaceTemplate,
+    Ready,
     Send,
+    Skipped,
     Stall,
-    Start,
     TemplateLost,
     WorkerLost,
 )
@@ -50,7 +37,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
 from swift_loader.transport.segments import PrivateSlots
-from swift_loader.worker.seeding import Rng, snapshot_generators
+from swift_loader.worker.seeding import Rng, keep_to_this_thread, snapshot_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_worker import TorchThread
 
@@ -113,23 +100,66 @@ def _warning(names: list[str]) -> str:
     )
 
 
-JOIN_LIMIT_S = 1.5
-"""How long `close` waits for the threads, which finish their batches. Those that hang are left alone."""
+class ThreadWorker(WorkerThread):
+    """A worker thread that builds batches. It shares the dataset, and nothing else, with other worker threads."""
+
+    place = "a thread"
+    """Where it runs."""
+
+    def __init__(self, executor: ThreadExecutor, serial: int, worker_id: int) -> None:
+        """Make a worker that isn't started."""
+        super().__init__(serial, worker_id, executor.mailbox, f"worker-{worker_id}")
+        self.slots = PrivateSlots(executor.max_free)
+        self._executor = executor
+        self._builder: LocalBuilder | None = None
+        """None until it is ready."""
+        self._plan_generation = 0
+        """The first generation of the builder's plan; 0: the plan that it was made with."""
+
+    @property
+    def largest_nbytes(self) -> int:
+        """Bytes of its largest batch so far."""
+        return 0 if self._builder is None else self._builder.largest_nbytes
+
+    def position_in_batch(self) -> int | None:
+        """Return the position of the sample that it is fetching; None if unknown."""
+        return None if self._builder is None else self._builder.counters.position_in_batch()
+
+    def serve(self) -> None:
+        """Build batches until None comes. A task is a `Send`, and the plan of which it is; generation 0: the first."""
+        keep_to_this_thread()
+        task: Send | None = None
+        try:
+            self._builder = self._executor.builder_of(self)
+            self.post([Ready(self.serial, self.worker_id)])
+            for task, plan in iter(self.tasks.get, None):
+                self.post(self._answer(self._builder, task, plan))
+                task = None  # noqa: PLW2901 - its keys may be large, and the next task may come much later
+            self.post([Disconnected(self.serial, self.worker_id)])
+        except Exception as error:  # of building a dataset, or ours: those of samples are answers
+            self.post([ExecutorFailed(error)])
+        except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
+            died = WorkerDied(
+                f"{self._executor.describe_end(self, task)} was ended by {error!r}, and a worker thread isn't "
+                f"replaced. The dataset's code ended it: look for sys.exit"
+            )
+            died.__cause__ = error
+            self.post([ExecutorFailed(died)])
+
+    def _answer(self, builder: LocalBuilder, task: Send, plan: NewPlan) -> list[Event]:
+        if not self._executor.explainer.is_needed(task.generation):
+            return [Skipped(self.serial, task.generation)]
+        if plan.generation != self._plan_generation:
+            self._plan_generation = plan.generation
+            try:
+                builder.use_plan(plan.settings, plan.resume)
+            except Exception as error:
+                return builder.failed(task, error)
+        return builder.answer(task, self._executor.watching())
 
 
-class _State(Enum):
-    """NEW ─start─► RUNNING ─stop─► STOPPED. `stop` works in each."""
-
-    NEW = "new"
-    RUNNING = "running"
-    STOPPED = "stopped"
-
-
-class ThreadExecutor:
+class ThreadExecutor(CrewExecutor[ThreadWorker]):
     """The worker threads of one loader."""
-
-    grace_s = 0.0
-    """Nothing is replaced."""
 
     def __init__(
         self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, note: Callable[[str], None]
@@ -138,18 +168,15 @@ class ThreadExecutor:
 
         `dataset`: that of the first worker, or of all. `note` gets warnings for the user, on any thread.
         """
-        self.owner = ProcessOwner()
-        """A fork of it has none of the threads."""
-        self._mailbox = Mailbox[Event]()
-        self.inboxes: Sequence[Inbox] = [self._mailbox.of_loop, self._mailbox.of_receiver]
-        """One thread takes over while the loop is busy, and sends the next tasks."""
+        super().__init__(leaves_stalled_out=False)
         self._spec = spec
         self._options = options
-        self._max_free = options.limits.max_ready_per_worker
+        self.max_free = options.limits.max_ready_per_worker
         """Slots that a worker keeps while no batch is in them."""
         self._metrics = metrics
         self._dataset = dataset
-        self._note = note
+        self._datasets: dict[int, Any] = {}
+        """Those of the first workers, by serial number, until they have started."""
         self._explainer: Explainer | None = None
         self._first_plan: Plan | None = None
         self._plan = NewPlan(0, spec.plan)
@@ -157,15 +184,7 @@ class ThreadExecutor:
         lock uses this and the next one."""
         self._plans: dict[int, NewPlan] = {}
         """The same with where a worker's dataset continues then, by the worker's id, where that isn't its beginning."""
-        self._surroundings: Surroundings | None = None
-        self._heaps: dict[int, PrivateSlots] = {}
-        """By the worker's serial number."""
-        self._lock = threading.RLock()
-        """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
-        self._state = _State.NEW
-        self._workers: dict[int, ThreadWorker] = {}
-        """By serial number."""
-        self._num_started = 0
+        self._draws = DrawWatch(self.mailbox.of_loop, note) if spec.options.rng is Rng.SAMPLE else None
 
     # Starting
 
@@ -174,31 +193,16 @@ class ThreadExecutor:
 
         Raises what building a dataset raised, or `LoaderClosed` if another thread has stopped the executor.
         """
+        num_workers = self._options.num_workers
         num_samples = length_of(self._dataset, self._spec.options.torch)
         self._first_plan = plan = Plan.of(num_samples, self._spec.plan)
-        self._explainer = explainer = Explainer(self._options, plan, Definitions(), 0.0)
-        watching = self._watching()
-        self._surroundings = Surroundings(self._mailbox.post, explainer.is_needed, watching, self._describe_end)
-        datasets = [self._dataset, *(self._another_dataset() for _ in range(1, self._options.num_workers))]
-        with self._lock:
-            if self._state is _State.STOPPED:
-                raise LoaderClosed("the loader was closed while it started")
-            self._state = _State.RUNNING
-            for number, dataset in enumerate(datasets):
-                self._start_worker(number, lambda dataset=dataset: dataset)  # type: ignore[misc]
+        self._explainer = Explainer(self._options, plan, Definitions(), 0.0)
+        self._datasets = {0: self._dataset, **{serial: self._another_dataset() for serial in range(1, num_workers)}}
+        if not self._open(num_workers):
+            raise LoaderClosed("the loader was closed while it started")
 
-    def _start_worker(self, worker_id: int, make_dataset: Callable[[], Any]) -> None:
-        """Start a worker, whose thread makes the dataset. Does nothing once the executor is stopped."""
-        with self._lock:
-            if self._state is not _State.RUNNING:
-                return
-            assert self._surroundings is not None
-            serial, self._num_started = self._num_started, self._num_started + 1
-            heap = self._heaps[serial] = PrivateSlots(self._max_free)
-            make = partial(self._builder, serial, worker_id, make_dataset, heap)
-            worker = ThreadWorker(serial, worker_id, make, self._surroundings)
-            self._workers = {**self._workers, serial: worker}
-            worker.start()
+    def _make(self, serial: int, worker_id: int) -> ThreadWorker:
+        return ThreadWorker(self, serial, worker_id)
 
     def _another_dataset(self) -> Any:
         options = self._spec.options
@@ -214,28 +218,26 @@ class ThreadExecutor:
         options = self._spec.options
         return options.make_dataset() if options.dataset_per_worker else self._dataset
 
-    def _builder(
-        self, serial: int, worker_id: int, make_dataset: Callable[[], Any], heap: PrivateSlots
-    ) -> LocalBuilder:
-        """Return a builder that leaves the random generators alone."""
+    def builder_of(self, worker: ThreadWorker) -> LocalBuilder:
+        """Return a builder that leaves the random generators alone. On the worker's thread: it may build a dataset."""
         spec = replace(self._spec, options=replace(self._spec.options, rng=Rng.NONE))
-        who = f"worker {worker_id} of {self._options.num_workers} (rank {spec.plan.rank}, a thread)"
+        who = f"worker {worker.worker_id} of {self._options.num_workers} (rank {spec.plan.rank}, a thread)"
         return LocalBuilder(
-            serial,
-            make_dataset(),
+            worker.serial,
+            self._datasets.pop(worker.serial) if worker.serial in self._datasets else self._late_dataset(),
             self.plan.order.num_samples,
             spec,
             batch_decoder=self._options.batch_decoder,
             metrics=self._metrics,
-            speaker=Speaker(who, self._describe),
-            store=heap,
-            identity=TorchThread(worker_id),
+            who=who,
+            describe=self.explainer.batch,
+            store=worker.slots,
+            identity=TorchThread(worker.worker_id),
         )
 
-    def _watching(self) -> Callable[[], AbstractContextManager[None]]:
-        if self._spec.options.rng is not Rng.SAMPLE:
-            return nullcontext
-        return DrawWatch(self._mailbox.of_loop, self._note).watching
+    def watching(self) -> AbstractContextManager[None]:
+        """Return what surrounds the building of a batch."""
+        return nullcontext() if self._draws is None else self._draws.watching()
 
     # What it is
 
@@ -276,59 +278,26 @@ class ThreadExecutor:
                 "worker threads can't be added with dataset_per_worker=True and a dataset instance, because it can't "
                 "be copied while others use it. Give dataset_class, or leave dataset_per_worker out"
             )
-        self._options = replace(self._options, num_workers=num_workers)
-        self.explainer.options = self._options
-        self._max_free = limits.max_ready_per_worker
-        for heap in self._heaps.values():
-            heap.max_free = self._max_free
+        self._options = self.explainer.options = replace(self._options, num_workers=num_workers)
+        self.max_free = limits.max_ready_per_worker
+        for worker in self._workers.values():
+            worker.slots.max_free = self.max_free
 
-    def carry_out(self, action: ToDo) -> list[Any]:
-        """Send a task, start a thread or let one end. Instead of killing a worker, give up: no thread can be killed."""
-        if isinstance(action, Send):
-            worker = self._workers.get(action.worker)
-            if worker is not None:  # else the loader is being closed
-                worker.send(action, self._plans.get(worker.worker_id, self._plan))
-            return []
-        if isinstance(action, Start):
-            self._start_worker(action.worker_id, self._late_dataset)
-            return []
-        assert not isinstance(action, ReplaceTemplate), "there is no template"
-        worker = self._workers.get(action.worker)
-        if worker is None:
-            return []
-        if isinstance(action, Kill):
-            self._mailbox.post([ExecutorFailed(self._stalled(action.stall, worker))])
-        elif isinstance(action, Dismiss):
-            worker.dismiss()
-        elif isinstance(action, Reap):
-            self._mailbox.post([Ended(worker.serial, Death(is_at_work=False))])
-        elif isinstance(action, Release):
-            self._release(worker)
-        return []
+    def _send(self, worker: ThreadWorker, task: Send) -> None:
+        worker.send((task, self._plans.get(worker.worker_id, self._plan)))
 
-    def _release(self, worker: ThreadWorker) -> None:
-        """Forget a worker that was dismissed, and whose thread has said so last."""
-        worker.join(JOIN_LIMIT_S)
-        with self._lock:
-            self._workers = {serial: other for serial, other in self._workers.items() if other is not worker}
-            del self._heaps[worker.serial]
+    # Words
 
-    def _stalled(self, stall: Stall, worker: ThreadWorker) -> WorkerStalled:
+    def _stalled(self, stall: Stall) -> WorkerStalled:
         explainer = self.explainer
+        if stall.worker is None:
+            return explainer.no_worker_error(stall)
+        worker = self._workers[stall.worker]
         return WorkerStalled(
             f"{explainer.who(worker)} {explainer.stall(stall, worker)}, longer than "
             f"timeout={self._options.timeout_s:g} s. A thread can't be killed, so it stays until the dataset's code "
             f"returns. With worker_type='process', it could be killed{attached(traces=worker.stack())}"
         )
-
-    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
-        """Return the error for the loop."""
-        if isinstance(cause, Stall):
-            if cause.worker is None:
-                return self.explainer.no_worker_error(cause)
-            return self._stalled(cause, self._workers[cause.worker])
-        assert isinstance(cause, BaseException), f"a worker thread is never lost: {cause}"
-        return cause
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
@@ -339,32 +308,13 @@ class ThreadExecutor:
         worker = self._workers[about.worker]
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{attached(traces=worker.stack())}"
 
-    def _describe(self, task: Send) -> str:
-        return self.explainer.batch(task.work)
-
-    def _describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
-        at_work = "" if task is None else f", at {self._describe(task)},"
+    def describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
+        """Return which worker it is, and at which task."""
+        at_work = "" if task is None else f", at {self.explainer.batch(task.work)},"
         return f"{self.explainer.who(worker)}{at_work}"
-
-    # Stopping
-
-    def stop(self) -> None:
-        """Tell the threads to end, and wake whoever waits in the inbox. Any thread. Idempotent."""
-        with self._lock:
-            self._state = _State.STOPPED
-            workers = self._workers
-        for worker in workers.values():
-            worker.stop()
-        self._mailbox.of_loop.wake()
 
     def close(self) -> list[Any]:
         """Wait for the threads to end, at most `JOIN_LIMIT_S`, and release the dataset. Idempotent."""
-        deadline_s = time.monotonic() + JOIN_LIMIT_S
-        workers, self._workers = self._workers, {}
-        for worker in workers.values():
-            worker.join(max(0.0, deadline_s - time.monotonic()))
-        self._dataset = self._surroundings = None
+        super().close()
+        self._dataset, self._datasets = None, {}
         return []
-
-    def __repr__(self) -> str:
-        return f"<ThreadExecutor {self._state.value}, {len(self._workers)} threads>"

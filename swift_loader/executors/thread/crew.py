@@ -1,0 +1,293 @@
+"""The executor of workers that are threads or coroutines of this process.
+
+    loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
+    workers                                  a task of the scheduler's; its events go to the mailbox
+
+Each worker does one task at a time, in the order sent. None can be killed. If it takes longer than the timeout, the
+loop's wait ends with an error, or the worker is given up: another one takes its place, and nothing more comes of it.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from swift_loader.errors import WorkerStalled
+from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.thread.inbox import Mailbox
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.messages import (
+    Death,
+    Disconnected,
+    Dismiss,
+    Ended,
+    Event,
+    ExecutorFailed,
+    Kill,
+    Reap,
+    Release,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
+from swift_loader.threads import LoaderThread
+
+JOIN_LIMIT_S = 1.5
+"""How long `close` waits for the workers, which finish their tasks. Those that hang are left alone."""
+
+_OURS = (str(Path(__file__).parents[2]), threading.__file__)
+"""The frames below the user's code are in these files."""
+
+Post = Callable[[Iterable[Event]], None]
+"""Takes the events of a task. Any thread calls it. It never blocks."""
+
+
+class CrewWorker:
+    """One worker. The executor calls its methods; a subclass says where it does its tasks."""
+
+    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox[Event]) -> None:
+        """Make a worker that isn't started.
+
+        `serial`: unique among all workers of the executor. `worker_id`: which of the n workers it is, from 0.
+        """
+        self.serial = serial
+        self.worker_id = worker_id
+        self.stall: WorkerStalled | None = None
+        """Why it would be killed, if it could be."""
+        self.is_given_up = False
+        """Written with the lock."""
+        self._lock = threading.Lock()
+        """Held while something is posted: nothing more may come of a worker that was given up."""
+        self._mailbox = mailbox
+
+    def start(self) -> None:
+        """Get ready for tasks."""
+
+    def send(self, task: Any) -> None:
+        """Have it do a task after those that it has. Never blocks."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Cancel what it does if possible, and `let_go` of it."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Let it end after its current task. Any thread. Idempotent."""
+        raise NotImplementedError
+
+    def join(self, limit_s: float) -> None:
+        """Wait until it has ended, at most `limit_s`. Does nothing on the worker's own thread."""
+
+    def stack(self) -> str:
+        """Return its Python stack, from the user's code on; empty if it has none."""
+        raise NotImplementedError
+
+    def post(self, events: Iterable[Event]) -> None:
+        """Hand over the events of a task. Any thread."""
+        with self._lock:
+            if not self.is_given_up:
+                self._mailbox.post(events)
+
+    def let_go(self) -> None:
+        """Say that nothing more comes of it. Any thread. Idempotent."""
+        with self._lock:
+            if not self.is_given_up:
+                self.is_given_up = True
+                self._mailbox.post([Disconnected(self.serial, self.worker_id)])
+
+
+class WorkerThread(CrewWorker):
+    """A thread that does its tasks. It blocks for tasks only. A subclass has `serve`, which takes them from `tasks`."""
+
+    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox[Event], name: str) -> None:
+        super().__init__(serial, worker_id, mailbox)
+        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """None: stop."""
+        self._thread = LoaderThread(self.serve, name)
+
+    def serve(self) -> None:
+        """Do the tasks until None comes. On the thread."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def send(self, task: Any) -> None:
+        """Have the thread do a task after those that it has."""
+        self.tasks.put(task)
+
+    def give_up(self) -> None:
+        """Wait for it no more. It ends after its current task."""
+        self.stop()
+        self.let_go()
+
+    def stop(self) -> None:
+        """Let the thread end after its current task."""
+        while not self.tasks.empty():
+            try:
+                self.tasks.get_nowait()
+            except queue.Empty:  # the thread was faster
+                break
+        self.tasks.put(None)
+
+    def join(self, limit_s: float) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join(limit_s)
+
+    def stack(self) -> str:
+        """Return the thread's Python stack; empty if it has ended."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - the documented way
+        if frame is None:
+            return ""
+        entries = traceback.extract_stack(frame)
+        begin = next((number for number, entry in enumerate(entries) if not entry.filename.startswith(_OURS)), 0)
+        return "".join(traceback.format_list(entries[begin:])).rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.worker_id}{'' if self._thread.is_alive() else ' ended'}>"
+
+
+class _State(Enum):
+    """NEW ─open─► RUNNING ─stop─► STOPPED. `stop` works in each."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+AWorker = TypeVar("AWorker", bound=CrewWorker)
+
+
+class CrewExecutor(Generic[AWorker]):
+    """The workers of one loader or stage. A subclass makes them, and has the words for them."""
+
+    grace_s = 0.0
+    """A replacement starts at once."""
+
+    def __init__(self, *, leaves_stalled_out: bool) -> None:
+        """Make an executor that isn't started. `leaves_stalled_out`: as in `SchedulerSettings`."""
+        self.owner = ProcessOwner()
+        """A fork of it has none of the workers."""
+        self.mailbox = Mailbox[Event]()
+        self.inboxes: Sequence[Inbox] = [self.mailbox.of_loop, self.mailbox.of_receiver]
+        """One thread takes over while the loop is busy, and sends the next tasks."""
+        self._leaves_stalled_out = leaves_stalled_out
+        self._lock = threading.RLock()
+        """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
+        self._state = _State.NEW
+        self._workers: dict[int, AWorker] = {}
+        """By serial number. Replaced as a whole, so that any thread may read it."""
+        self._num_started = 0
+
+    def _make(self, serial: int, worker_id: int) -> AWorker:
+        """Return a worker that isn't started."""
+        raise NotImplementedError
+
+    def _stalled(self, stall: Stall) -> WorkerStalled:
+        """Return the error for a stall."""
+        raise NotImplementedError
+
+    def _open(self, num_workers: int) -> bool:
+        """Start the workers. Return False if another thread has stopped the executor."""
+        with self._lock:
+            if self._state is _State.STOPPED:
+                return False
+            self._state = _State.RUNNING
+            for worker_id in range(num_workers):
+                self._begin(worker_id)
+            return True
+
+    def _begin(self, worker_id: int) -> None:
+        """Start a worker. Does nothing once the executor is stopped."""
+        with self._lock:
+            if self._state is not _State.RUNNING:
+                return
+            serial, self._num_started = self._num_started, self._num_started + 1
+            worker = self._make(serial, worker_id)
+            self._workers = {**self._workers, serial: worker}
+            worker.start()
+
+    def _send(self, worker: AWorker, task: Send) -> None:
+        worker.send(task)
+
+    def carry_out(self, action: ToDo) -> list[Any]:
+        """Do what the scheduler decided. See `Executor`."""
+        if isinstance(action, Start):
+            self._begin(action.worker_id)
+            return []
+        worker = self._workers.get(getattr(action, "worker", -1))
+        if worker is None:  # it is being closed
+            return []
+        if isinstance(action, Send):
+            self._send(worker, action)
+        elif isinstance(action, Kill):
+            worker.stall = action.stall.error = self._stalled(action.stall)
+            if self._leaves_stalled_out:
+                worker.give_up()
+            else:
+                self.mailbox.post([ExecutorFailed(worker.stall)])
+        elif isinstance(action, Dismiss):
+            worker.stop()
+        elif isinstance(action, Reap):
+            if worker.stall is None or worker.is_given_up:
+                self.mailbox.post([Ended(worker.serial, Death(is_at_work=False))])
+            else:  # a coroutine blocks its loop
+                self.mailbox.post([ExecutorFailed(worker.stall)])
+        elif isinstance(action, Release):
+            self._release(worker)
+        return []
+
+    def _release(self, worker: AWorker) -> None:
+        """Forget a worker that has ended or was given up."""
+        if not worker.is_given_up:
+            worker.join(JOIN_LIMIT_S)
+        with self._lock:
+            self._workers = {serial: other for serial, other in self._workers.items() if other is not worker}
+
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        if isinstance(cause, Stall):
+            return self._stalled(cause)
+        assert isinstance(cause, BaseException), f"such a worker is never lost: {cause}"
+        return cause
+
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        assert isinstance(about, Stall), f"such a worker is never lost: {about}"
+        return str(self._stalled(about))
+
+    def stop_workers(self) -> None:
+        """Tell the workers to end. Any thread. Idempotent."""
+        with self._lock:
+            self._state = _State.STOPPED
+            workers = self._workers
+        for worker in workers.values():
+            worker.stop()
+
+    def stop(self) -> None:
+        """Do so, and wake whoever waits in the inbox. Any thread. Idempotent."""
+        self.stop_workers()
+        self.mailbox.of_loop.wake()
+
+    def close(self) -> list[Any]:
+        """Wait for the workers to end, at most `JOIN_LIMIT_S`, and forget them. Idempotent."""
+        deadline_s = time.monotonic() + JOIN_LIMIT_S
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            if worker.is_given_up:
+                continue
+            worker.join(max(0.0, deadline_s - time.monotonic()))
+        return []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._state.value}, {len(self._workers)} workers>"
