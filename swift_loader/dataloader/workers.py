@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, default_collate
 
-from swift_loader.batch.tensor_arrays import collate_to_send
-from swift_loader.batch.torch_collate import registered_functions
+from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
 from swift_loader.dataloader.indices import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.options import OwnOptions, delivery_of, rng_of, start_method_of, wanted_rng

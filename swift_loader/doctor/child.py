@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.batch.collate import Collate, HeapMemory, collate_into
-from swift_loader.batch.torch_collate import torch_collate
+from swift_loader.batch.collate import Collate, HeapMemory, collate_into, torch_collate
 from swift_loader.batch.tree import type_name
 from swift_loader.cli import CommandError, find_target, made_by
 from swift_loader.doctor.contents import hazards_now, judge_containers, judge_growth, judge_sharing, lengths_of

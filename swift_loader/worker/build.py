@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.batch.collate import Collate, collate_into, takes_memory
+from swift_loader.batch.collate import collate_into
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.arena import Arena
@@ -171,6 +171,7 @@ class BatchBuilder:
         that of the calling thread.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
+        self._collate = collate_into(options.collate_fn)
         self._batch_encoder = options.batch_encoder
         self.definitions = definitions
         """Numbered as in the trainer."""
@@ -178,12 +179,10 @@ class BatchBuilder:
         """By epoch and dataset index: these samples fail."""
         self._samples: Samples
         if mode is None:
-            self._collate = collate_into(options.collate_fn)
             seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
             fetcher = Fetcher(dataset, num_samples, options.on_error, seeding, definitions, self.hung, is_interrupt)
             self._samples = PlannedSamples(fetcher, seeding, num_samples, spec.plan)
         else:
-            self._collate = _as_given(options.collate_fn)
             self._samples = (
                 StreamSamples(dataset, mode, seed, worker)
                 if mode.is_stream
@@ -319,14 +318,6 @@ class _HeldSlot:
         except SharedMemoryFull:  # raised again when the whole batch needs a slot
             return None
         return self.memory
-
-
-def _as_given(collate_fn: Callable[..., Any] | None) -> Collate:
-    """Return a collate function that gets what was fetched as it is: a single sample isn't a list."""
-    assert collate_fn is not None, "in torch mode there is always one"
-    if takes_memory(collate_fn):
-        return lambda samples, memory: collate_fn(samples, memory=memory)
-    return lambda samples, memory: collate_fn(samples)  # noqa: ARG005 - the user's function doesn't take it
 
 
 def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:

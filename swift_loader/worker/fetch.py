@@ -101,7 +101,7 @@ class Fetched(NamedTuple):
 
     samples: Any
     """What is collated: a list of samples; in torch mode also what the dataset returned for the batch, or a single
-    sample. Valid until the next batch is fetched: it may be the same list."""
+    sample. The user's `collate_fn` may keep it."""
     failures: Sequence[SampleFailed]
     """In the order of the batch. The caller still has to set their generation and sequence."""
     num_samples: int
@@ -152,7 +152,7 @@ class Fetcher:
         fetching = Fetching(seed, epoch, indices, samples, in_bulk=in_bulk)
         seeding.begin(fetching)
         if get_items is not None and self._fetch_in_bulk(fetching, get_items):
-            return Fetched(samples, (), len(samples))
+            return Fetched(samples.copy(), (), len(samples))
         failures: list[SampleFailed] = []
         while len(samples) < len(fetching.indices):
             try:
@@ -161,7 +161,7 @@ class Fetcher:
                 if self._is_interrupt(error):
                     raise BuildError(FailureStage.FETCH, fetching.index) from error
                 self._do_without(harmless(error), fetching, failures)
-        return Fetched(samples, failures, len(samples))
+        return Fetched(samples.copy(), failures, len(samples))
 
     def _fetch_in_bulk(self, fetching: Fetching, get_items: Callable[[list[int]], Sequence[Any]]) -> bool:
         """Fetch all samples at once. Return False if one of them failed: then they must be fetched one by one."""

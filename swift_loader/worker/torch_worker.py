@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.batch.torch_collate import use_in_default_collate
+from swift_loader.batch.collate import use_in_default_collate
 from swift_loader.transport.segments import Segment, SegmentPool
 from swift_loader.worker.process import be_child
 from swift_loader.worker.seeding import Rng

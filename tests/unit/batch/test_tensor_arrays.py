@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch.utils.data import default_collate
 
-from swift_loader.batch.tensor_arrays import collate_to_send
+from swift_loader.batch.collate import collate_to_send
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from swift_loader.batch.torch_collate import _memory, registered_functions, torch_collate, use_in_default_collate
+from swift_loader.batch.collate import _memory, registered_functions, torch_collate, use_in_default_collate
 from swift_loader.transport.codec import encode
 from tests.support.helpers import exhaustive
 from tests.support.memories import MEMORIES, arena
