@@ -21,8 +21,6 @@ SETUP = Setup(
     has_device=False,
 )
 
-_START_NS = 5_000_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -48,11 +46,16 @@ class Costs:
         return float(self.fetch_ms[batch % len(self.fetch_ms)])
 
 
+USUAL = Costs(fetch_ms=[6.0, 8.0, 12.0, 8.0, 20.0], collate_ms=1.0, encode_ms=0.2, step_ms=3.0)
+
+
 def observe(
-    costs: Costs,
+    costs: Costs = USUAL,
     setup: Setup = SETUP,
     num_batches: int = 300,
     *,
+    steps_per_epoch: int = 1_000_000,
+    start_ns: int = 5_000_000_000,
     slowest: tuple[SlowSample, ...] = (),
     stretch: Callable[[int], float] = lambda num_beside: 1.0,
 ) -> Observations:
@@ -87,10 +90,11 @@ def observe(
         lasted = {"fetch": fetch, "collate": costs.collate_ms, "encode": costs.encode_ms, "decode": costs.decode_ms}
         row = batches[number]
         for name, time in times.items():
-            row[f"{name}_ns"] = _START_NS + round(time * 1e6)
+            row[f"{name}_ns"] = start_ns + round(time * 1e6)
         for name, length in {**lasted, "cpu": cpu, "run_delay": (fetch + others) * costs.delay_share}.items():
             row[f"{name}_ns"] = round(length * 1e6)
-        row["worker_id"], row["step"], row["num_samples"] = worker, number, setup.batch_size
+        row["worker_id"], row["num_samples"] = worker, setup.batch_size
+        row["epoch"], row["step"] = divmod(number, steps_per_epoch)
         now += costs.step_ms
     waited = batches["delivered_ns"] - batches["asked_ns"]
     return Observations(

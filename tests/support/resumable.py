@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -80,33 +80,33 @@ class NumpySampler(Sampler[int]):
             yield int(np.random.randint(NUM_SAMPLES))
 
 
-class StatefulIterator:
-    """Counts backwards. Has a state."""
+class _Iterator:
+    """Has a state."""
 
-    def __init__(self) -> None:
-        self.left = NUM_SAMPLES
+    def __init__(self, share: range) -> None:
+        self.share, self.at = share, 0
 
-    def __iter__(self) -> StatefulIterator:
+    def __iter__(self) -> _Iterator:
         return self
 
     def __next__(self) -> int:
-        if not self.left:
+        if self.at >= len(self.share):
             raise StopIteration
-        self.left -= 1
-        return self.left
+        self.at += 1
+        return self.share[self.at - 1]
 
     def state_dict(self) -> dict[str, int]:
-        return {"left": self.left}
+        return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.left = state["left"]
+        self.at = state["at"]
 
 
 class StatefulIterators(Sampler[int]):
-    """Has no state, but its iterators do."""
+    """Counts backwards. Has no state, but its iterators do."""
 
     def __iter__(self) -> Iterator[int]:
-        return StatefulIterator()
+        return _Iterator(range(NUM_SAMPLES)[::-1])
 
 
 class MixedBatchSampler(Sampler[list[int]]):
@@ -157,6 +157,10 @@ def _of(make_options: Any, dataset: Any = Numbers) -> Make:
     return make
 
 
+def _sampled(make_sampler: Callable[[], Any], dataset: Any = Numbers) -> Make:
+    return _of(lambda: {"batch_size": 4, "sampler": make_sampler()}, dataset)
+
+
 def _seeded(seed: int = 5) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -166,37 +170,29 @@ SAMPLED: dict[str, Make] = {
     "shuffle": _of(lambda: {"batch_size": 4, "shuffle": True}),
     "shuffle, drop_last": _of(lambda: {"batch_size": 4, "shuffle": True, "drop_last": True}),
     "shuffle, generator": _of(lambda: {"batch_size": 4, "shuffle": True, "generator": _seeded()}),
-    "random, own generator": _of(lambda: {"batch_size": 4, "sampler": RandomSampler(Numbers(), generator=_seeded())}),
-    "random, replaced": _of(
-        lambda: {"batch_size": 4, "sampler": RandomSampler(Numbers(), replacement=True, num_samples=90)}
-    ),
-    "subset": _of(lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(0, 103, 2))}),
-    "weighted": _of(lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, NUM_SAMPLES)}),
-    "weighted, generator": _of(
-        lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded())}
-    ),
-    "distributed": _of(
-        lambda: {"batch_size": 4, "sampler": DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)}  # type: ignore[arg-type]
-    ),
-    "own shuffle": _of(lambda: {"batch_size": 4, "sampler": ShuffleSampler(NUM_SAMPLES, 1, num_replicas=1, rank=0)}),
+    "random, own generator": _sampled(lambda: RandomSampler(Numbers(), generator=_seeded())),
+    "random, replaced": _sampled(lambda: RandomSampler(Numbers(), replacement=True, num_samples=90)),
+    "subset": _sampled(lambda: SubsetRandomSampler(range(0, 103, 2))),
+    "weighted": _sampled(lambda: WeightedRandomSampler(WEIGHTS, NUM_SAMPLES)),
+    "weighted, generator": _sampled(lambda: WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded())),
+    "distributed": _sampled(lambda: DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)),  # type: ignore[arg-type]
+    "own shuffle": _sampled(lambda: ShuffleSampler(NUM_SAMPLES, 1, num_replicas=1, rank=0)),
     "own shuffled batches": _of(
         lambda: {"batch_sampler": ShuffleBatchSampler(NUM_SAMPLES, 4, seed=3, num_replicas=1, rank=0)}
     ),
-    "weighted over ranks": _of(
-        lambda: {"batch_size": 4, "sampler": distributed(WeightedRandomSampler(WEIGHTS, 200), 2, 1, seed=3)}
-    ),
+    "weighted over ranks": _sampled(lambda: distributed(WeightedRandomSampler(WEIGHTS, 200), 2, 1, seed=3)),
     "buckets": _of(
         lambda: {"batch_sampler": LengthBucketBatchSampler(LENGTHS, 4, bucket_size=20, seed=3, num_replicas=1, rank=0)}
     ),
     "tokens": _of(
         lambda: {"batch_sampler": TokenBudgetBatchSampler(LENGTHS, 150, bucket_size=20, seed=3, num_replicas=1, rank=0)}
     ),
-    "random": _of(lambda: {"batch_size": 4, "sampler": PythonSampler()}),
-    "np.random": _of(lambda: {"batch_size": 4, "sampler": NumpySampler()}),
+    "random": _sampled(PythonSampler),
+    "np.random": _sampled(NumpySampler),
     "all generators": _of(lambda: {"batch_sampler": MixedBatchSampler()}),
     "batches in a list": _of(lambda: {"batch_sampler": [[3 * n % 103, 7 * n % 103] for n in range(26)]}),
     "shuffled batches": _of(lambda: {"batch_sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=True)}),
-    "iterators with a state": _of(lambda: {"batch_size": 4, "sampler": StatefulIterators()}),
+    "iterators with a state": _sampled(StatefulIterators),
     "single samples, iterators with a state": _of(lambda: {"batch_size": None, "sampler": StatefulIterators()}),
     "single samples": _of(lambda: {"batch_size": None, "shuffle": True}),
     "single batches": _of(
@@ -209,9 +205,7 @@ SAMPLED: dict[str, Make] = {
 DRAWING: dict[str, Make] = {
     "in order": _of(lambda: {"batch_size": 4}, Drawing),
     "shuffle": _of(lambda: {"batch_size": 4, "shuffle": True}, Drawing),
-    "weighted, generator": _of(
-        lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded())}, Drawing
-    ),
+    "weighted, generator": _sampled(lambda: WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded()), Drawing),
     "single samples": _of(lambda: {"batch_size": None, "shuffle": True}, Drawing),
     "buckets": _of(
         lambda: {"batch_sampler": LengthBucketBatchSampler(LENGTHS, 4, bucket_size=20, seed=3, num_replicas=1, rank=0)},
@@ -234,26 +228,6 @@ class Shards(IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._share())
-
-
-class _Iterator:
-    def __init__(self, share: range) -> None:
-        self.share, self.at = share, 0
-
-    def __iter__(self) -> _Iterator:
-        return self
-
-    def __next__(self) -> int:
-        if self.at >= len(self.share):
-            raise StopIteration
-        self.at += 1
-        return self.share[self.at - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 class IteratorState(Shards):

@@ -65,34 +65,9 @@ DEFINITIONS = {
         import numpy as np, PIL.Image
         def sample(index): return np.asarray(PIL.Image.new("RGB", (4, 4), (index, 2, 3)))
     """,
-    "import urllib.request": """
-        import urllib.request
-        def sample(index): return urllib.request.Request(f"http://a/{index}").full_url
-    """,
-    "import concurrent.futures": """
-        import concurrent.futures
-        def sample(index):
-            with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                return list(pool.map(abs, [-index]))[0]
-    """,
-    "import matplotlib.pyplot": """
-        import matplotlib
-        matplotlib.use("agg")
-        import matplotlib.pyplot
-        def sample(index): return matplotlib.pyplot.get_cmap("viridis")(index)[0]
-    """,
-    "import logging.handlers": """
-        import logging.handlers
-        handler = logging.handlers.MemoryHandler(10)
-        def sample(index): return handler.capacity + index + len(logging.handlers.__name__)
-    """,
     "import xml.etree.ElementTree": """
         import xml.etree.ElementTree
         def sample(index): return [xml.etree.ElementTree.fromstring(t).text for t in [f"<a>{index}</a>"]][0]
-    """,
-    "import os.path": """
-        import os.path
-        def sample(index): return os.path.join("a", str(index))
     """,
     "import a.b as c": """
         import xml.dom.minidom as dom, os.path as op
@@ -115,15 +90,6 @@ DEFINITIONS = {
             return inner()
     """,
     # Enums ------------------------------------------------------------------------------------------------------------
-    "Enum": """
-        from enum import Enum, auto
-        class Color(Enum):
-            RED = auto()
-            BLUE = auto()
-            ALIAS = RED
-            def shout(self): return self.name + "!"
-        def sample(index): return [Color(1 + index % 2).shout(), Color["ALIAS"].name, len(Color), Color.RED is Color(1)]
-    """,
     "an Enum with a constructor of its own": """
         from enum import Enum
         class Planet(Enum):
@@ -141,30 +107,6 @@ DEFINITIONS = {
                 return member
         def sample(index): return [Planet.EARTH.density, Planet((3.3, 2.4)).mass, Coded("b").code, Coded.A.value]
     """,
-    "IntEnum, Flag and IntFlag": """
-        from enum import IntEnum, Flag, IntFlag
-        class Level(IntEnum):
-            LOW = 1
-            HIGH = 2
-        class Mode(Flag):
-            READ = 1
-            WRITE = 2
-            BOTH = READ | WRITE
-        class Bits(IntFlag):
-            A = 1
-            B = 4
-        def sample(index):
-            return [Level.HIGH + index, bool(Mode.BOTH & Mode.READ), (Mode.READ | Mode.WRITE) is Mode.BOTH,
-                    repr(Bits.A | Bits.B), Level(1).name]
-    """,
-    "an Enum of strings": """
-        from enum import Enum
-        class Name(str, Enum):
-            X = "x"
-            Y = "y"
-            def __str__(self): return f"<{self.value}>"
-        def sample(index): return Name("y") + str(Name.X) + Name.X.upper()
-    """,
     "members of an Enum as samples": """
         from enum import Enum
         class Color(Enum):
@@ -174,16 +116,6 @@ DEFINITIONS = {
         def check(batch): assert all(color in (Color.RED, Color.BLUE) for color in batch["color"])
     """,
     # Typing -----------------------------------------------------------------------------------------------------------
-    "TypeVar and Generic": """
-        from typing import Generic, TypeVar
-        T = TypeVar("T")
-        K = TypeVar("K", bound="Box")
-        class Box(Generic[T]):
-            def __init__(self, x: T) -> None: self.x = x
-            def get(self) -> T: return self.x
-        class IntBox(Box[int]): pass
-        def sample(index): return [Box[int](index).get(), IntBox(index).get(), repr(Box[int]), repr(T)]
-    """,
     "a generic dataset": """
         from typing import Generic, TypeVar
         from torch.utils.data import Dataset as Base
@@ -191,15 +123,6 @@ DEFINITIONS = {
         class Dataset(Base[T]):
             def __len__(self): return 6
             def __getitem__(self, index): return index * 2
-    """,
-    "Protocol": """
-        from typing import Protocol, runtime_checkable
-        @runtime_checkable
-        class Sized(Protocol):
-            def size(self) -> int: ...
-        class Mine:
-            def size(self): return 3
-        def sample(index): return [isinstance(Mine(), Sized), isinstance(3, Sized)]
     """,
     "NamedTuple, both kinds": """
         import collections, typing
@@ -222,15 +145,6 @@ DEFINITIONS = {
         Meters = typing.Annotated[float, "m"]
         def sample(index) -> "Meters": return [UserId(index), Movie(name="a")["name"], repr(Meters), repr(P)]
     """,
-    "typing constructs and aliases as globals": """
-        import typing, collections.abc
-        Pair = typing.Tuple[int, "Other"]
-        Maybe = typing.Optional[typing.List[int]]
-        Made = dict[str, list[int]]
-        Either = int | None
-        Call = collections.abc.Callable[[int], str]
-        def sample(index): return [repr(Pair), repr(Maybe), repr(Made()), isinstance(3, Either), repr(Call)]
-    """,
     "type hints under from __future__ import annotations": """
         from __future__ import annotations
         import typing
@@ -240,14 +154,6 @@ DEFINITIONS = {
             x: int
             child: Node | None = None
         def sample(index: int) -> Node: return sorted(typing.get_type_hints(Node)) + [Node(index, Node(2)).child.x]
-    """,
-    "type hints of the script's classes": """
-        class Node: pass
-        def helper(node: Node, many: list[Node] = ()) -> Node: return node
-        class Holder:
-            node: Node
-            def take(self, other: "Holder") -> Node: return helper(Node())
-        def sample(index): return [type(Holder().take(None)).__name__, helper.__annotations__["node"] is Node]
     """,
     # Dataclasses and the like -----------------------------------------------------------------------------------------
     "dataclasses": """
@@ -314,13 +220,6 @@ DEFINITIONS = {
             model_config = pydantic.ConfigDict(frozen=True)
         def sample(index): return Model(inner={"x": -index}, many=[{"x": 1}]).model_dump_json()
     """,
-    "pydantic models as samples": """
-        import pydantic
-        class Model(pydantic.BaseModel):
-            x: int
-        def sample(index): return Model(x=index)
-        def check(batch): assert all(isinstance(one, Model) for one in batch)
-    """,
     # Classes that register themselves ---------------------------------------------------------------------------------
     "a metaclass that registers": """
         REGISTRY = {}
@@ -356,21 +255,6 @@ DEFINITIONS = {
             class Late(Plugin, key=f"late {index} {len(Plugin.registry)}"): pass
             del Plugin.registry[Late.key]
             return [Plugin.registry["one"]().go(), Two().go(), Two.key, sorted(Plugin.registry)]
-    """,
-    "a registry filled by decorators": """
-        TRANSFORMS = {}
-        def register(name):
-            def decorate(thing):
-                assert name not in TRANSFORMS
-                TRANSFORMS[name] = thing
-                return thing
-            return decorate
-        @register("double")
-        def double(x): return 2 * x
-        @register("square")
-        class Square:
-            def __call__(self, x): return x * x
-        def sample(index): return [TRANSFORMS["double"](index), TRANSFORMS["square"]()(index)]
     """,
     # Functions --------------------------------------------------------------------------------------------------------
     "decorators with closures": """
@@ -442,39 +326,6 @@ DEFINITIONS = {
             return [cached(index), cached.cache_info().maxsize, fib(10), add(index), kind(1), kind([]), kind(""),
                     thing.slow, thing.kind("a"), thing.kind(1), thing.method(), thing.half(), Ordered(1) >= Ordered(0)]
     """,
-    "context managers": """
-        import contextlib
-        @contextlib.contextmanager
-        def doubled(x):
-            yield 2 * x
-        class Timer:
-            def __enter__(self): return 3
-            def __exit__(self, *args): return False
-        def sample(index):
-            with doubled(index) as two, Timer() as three: return two + three
-    """,
-    "properties, class methods, static methods": """
-        class Base:
-            scale = 2
-            def __init__(self, x): self._x = x
-            @property
-            def x(self): return self._x
-            @x.setter
-            def x(self, value): self._x = value
-            @classmethod
-            def make(cls, x): return cls(x * cls.scale)
-            @staticmethod
-            def helper(x): return x + 1
-            def __class_getitem__(cls, item): return f"{cls.__name__}[{item}]"
-        class Derived(Base):
-            scale = 3
-            @classmethod
-            def make(cls, x): return super().make(x)
-        def sample(index):
-            made = Derived.make(index)
-            made.x += 1
-            return [made.x, Derived.helper(1), Derived[3], type(made) is Derived]
-    """,
     "__slots__": """
         class Slotted:
             __slots__ = ("x", "__private", "__weakref__")
@@ -503,19 +354,9 @@ DEFINITIONS = {
             def itself(self): return __class__ is Both
         def sample(index): return Both(index).get() + [Both(1).itself()]
     """,
-    "functions that call one another": """
-        def is_even(n): return n == 0 or is_odd(n - 1)
-        def is_odd(n): return n != 0 and is_even(n - 1)
-        def sample(index): return is_even(index)
-    """,
     "a chain of three hundred functions": """
         exec("\\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(300)) + "\\ndef f300(x): return x")
         def sample(index): return f0(index)
-    """,
-    "lambdas and their defaults": """
-        offsets = [lambda x, n=n: x + n for n in range(3)]
-        key = lambda x, *, scale=2, table={"a": 1}: x * scale + table["a"]
-        def sample(index): return [f(index) for f in offsets] + [key(index)]
     """,
     "nested classes, classes inside functions": """
         CONSTANT = 9
@@ -549,22 +390,6 @@ DEFINITIONS = {
         def sample(index):
             model = Model(); model.a = index
             return [model.a, model.b, Model.a.owner is Model]
-    """,
-    "operators, hashes, iteration and attributes on demand": """
-        class Vector:
-            def __init__(self, *xs): self.xs = xs
-            def __add__(self, other): return Vector(*(a + b for a, b in zip(self.xs, other.xs)))
-            def __eq__(self, other): return self.xs == other.xs
-            def __hash__(self): return hash(self.xs)
-            def __iter__(self): return iter(self.xs)
-            def __len__(self): return len(self.xs)
-            def __getattr__(self, name):
-                if name.startswith("_"): raise AttributeError(name)
-                return f"no {name}"
-        NAMES = {Vector(1, 2): "known", frozenset({Vector(3)}): "set"}
-        def sample(index):
-            total = Vector(1, index) + Vector(0, 2 - index)
-            return [NAMES[total], NAMES[frozenset({Vector(3)})], list(total), total.thing, len(total)]
     """,
     # Globals ----------------------------------------------------------------------------------------------------------
     "a global that refers to the dataset class": """
@@ -689,60 +514,6 @@ DEFINITIONS = {
         def sample(index):
             return [ref() is thing, by_key[thing], by_value["a"] is thing, thing in members, dead() is None]
     """,
-    "compiled regular expressions, NumPy and torch": """
-        import re, numpy as np, torch, random, pathlib, datetime, decimal, itertools, operator
-        PATTERN = re.compile(r"(\\d+)")
-        MEAN, WEIGHT = np.array([1.0, 2.0]), torch.arange(3.0, requires_grad=True)
-        VIEW = MEAN[:1]
-        GENERATOR = np.random.default_rng(3)
-        ROOT, DAY, ONE = pathlib.Path("a"), datetime.date(2020, 1, 1), decimal.Decimal("1.5")
-        GET, DTYPE, FUNCTION = operator.itemgetter(1), np.float32, np.add
-        def sample(index):
-            with torch.no_grad():
-                return [PATTERN.findall(f"a{index}")[0], MEAN + index, (WEIGHT * index).sum().item(), str(ROOT / "b"),
-                        DAY.year, str(ONE), GET([1, 2]), FUNCTION(1, 2), DTYPE(index)]
-    """,
-    "torch.nn.Module": """
-        import torch
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = torch.nn.Linear(2, 1)
-                torch.nn.init.constant_(self.layer.weight, 2.0)
-                torch.nn.init.zeros_(self.layer.bias)
-            def forward(self, x): return torch.relu(self.layer(x))
-        net = Net().eval()
-        @torch.no_grad()
-        def sample(index): return net(torch.tensor([float(index), 1.0]))
-    """,
-    "transforms": """
-        import random
-        class Compose:
-            def __init__(self, transforms): self.transforms = transforms
-            def __call__(self, x):
-                for transform in self.transforms: x = transform(x)
-                return x
-        class Scale:
-            def __init__(self, by): self.by = by
-            def __call__(self, x): return x * self.by
-        transform = Compose([Scale(2), lambda x: x + random.random(), Scale(0.5)])
-        def sample(index): return transform(index)
-    """,
-    "class WithIndex(TensorDataset)": """
-        import torch
-        from torch.utils.data import TensorDataset
-        class WithIndex(TensorDataset):
-            def __getitem__(self, index): return (index, *super().__getitem__(index))
-        OPTIONS["dataset"] = WithIndex(torch.arange(6), torch.arange(6.0) * 2)
-    """,
-    "a TensorDataset with a constructor": """
-        import torch
-        from torch.utils.data import TensorDataset
-        class Mine(TensorDataset):
-            def __init__(self, n=6):
-                super().__init__(torch.arange(n))
-        Dataset = Mine
-    """,
     "a subclass of a library's folder of files": """
         import tests.support.folders as library
         class Mine(library.FolderDataset):
@@ -827,31 +598,7 @@ DEFINITIONS = {
         bound = call.__call__
         def sample(index): return [Made([index]).double(), Plain().get(), Plain.extra(), bound(index)]
     """,
-    "generators, async functions, match and walrus": """
-        import asyncio
-        def numbers(n):
-            yield from range(n)
-        async def twice(x): return 2 * x
-        class Point:
-            __match_args__ = ("x", "y")
-            def __init__(self, x, y): self.x, self.y = x, y
-        def sample(index):
-            match Point(index, 2):
-                case Point(x, y) if (total := x + y): return [total, sum(numbers(index)), asyncio.run(twice(index))]
-    """,
     # Combinations and rarer things ------------------------------------------------------------------------------------
-    "attrs classes": """
-        import attrs
-        @attrs.define
-        class Slotted:
-            x: int = attrs.field(converter=abs)
-            y: list = attrs.Factory(list)
-        @attrs.frozen(order=True)
-        class Key:
-            name: str
-        SEEN = {Key("a"): 1}
-        def sample(index): return [Slotted(-index).x, SEEN[Key("a")], attrs.asdict(Slotted(1))["x"]]
-    """,
     "Enums by calls, inside classes, of dataclasses and with tricks": """
         import enum
         from dataclasses import dataclass
@@ -1053,13 +800,6 @@ DEFINITIONS = {
             main = importlib.import_module("__main__")
             return [__main__.LIMIT, main.Point is Point, sys.modules["__main__"].LIMIT, vars(main)["LIMIT"]]
     """,
-    "a script that imports a module that imports it": """
-        import types
-        helper = types.ModuleType("made_by_hand")
-        exec("def twice(x): return 2 * x", helper.__dict__)
-        nested = types.SimpleNamespace(os=os, path=os.path)
-        def sample(index): return [helper.twice(index), nested.path.basename("a/b"), nested.os.sep]
-    """,
     "types of C code, operators and NumPy's functions": """
         import types, operator, re, numpy as np, datetime, zoneinfo, uuid, fractions, random
         FUNCTION, METHOD, KEYS, GENERATOR = types.FunctionType, types.MethodType, dict, types.GeneratorType
@@ -1072,25 +812,5 @@ DEFINITIONS = {
             return [isinstance(sample, FUNCTION), VECTOR(np.arange(2)), np.zeros(1, RECORD)["b"].shape[1],
                     RANDOM.random() >= 0, STATE.rand() >= 0, str(UNIQUE), str(HALF), ADD["+"](index, 1),
                     ADD["m"]("a"), ADD["j"]("ab"), isinstance({}, KEYS)]
-    """,
-    "torchvision transforms of the script": """
-        os.environ["PYTHONWARNINGS"] = "ignore"  # what torchvision says where its C code can't be loaded
-        import warnings
-        warnings.simplefilter("ignore")
-        import torch, torchvision, PIL.Image
-        from torchvision import transforms
-        class Invert(torch.nn.Module):
-            def forward(self, x): return 1 - x
-        class Gray:
-            def __call__(self, image): return image.convert("L")
-        turn = transforms.Lambda(lambda image: image.rotate(90))
-        transform = transforms.Compose([Gray(), turn, transforms.ToTensor(), Invert()])
-        class Fake(torchvision.datasets.FakeData):
-            def __init__(self):
-                super().__init__(size=6, image_size=(3, 4, 4), transform=transform)
-            def __getitem__(self, index):
-                image, label = super().__getitem__(index)
-                return image, index
-        Dataset = Fake
     """,
 }

@@ -11,7 +11,7 @@ import faulthandler
 import os
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,33 +50,18 @@ class Storm:
         return [result for result in self.results if result.verdict is Verdict.DEVIATION]
 
     def summary(self) -> str:
-        """Return a table: cases by kind and verdict, what was done, and all deviations."""
-        by_kind: defaultdict[str, Counter[Verdict]] = defaultdict(Counter)
-        deeds: Counter[Deed] = Counter()
-        for result in self.results:
-            by_kind[result.case.name][result.verdict] += 1
-            deeds += result.deeds
+        """Return how many cases ended how, what was done, and all deviations."""
+        deeds: Counter[Deed] = sum((result.deeds for result in self.results), Counter())
         seconds = sum(result.seconds for result in self.results)
         num_batches = sum(result.num_batches for result in self.results)
         lines = [f"{len(self.results)} cases, {num_batches} batches, {seconds:.0f} s"]
-        lines += [f"{self._count(verdict):8} {verdict.value}" for verdict in Verdict]
-        width = max(map(len, by_kind), default=0)
-        lines += ["", f"{'':{width}}" + "".join(f"{verdict.name.lower():>16}" for verdict in Verdict)]
-        for name, counts in sorted(by_kind.items()):
-            lines.append(f"{name:{width}}" + "".join(f"{counts[verdict]:16}" for verdict in Verdict))
+        verdicts = Counter(result.verdict for result in self.results)
+        lines += ["", *(f"{count:8} {verdict.value}" for verdict, count in verdicts.most_common())]
         lines += ["", *(f"{count:8} times {deed.value}" for deed, count in deeds.most_common())]
-        refusals = Counter(result.symptom for result in self._of(Verdict.REFUSED))
-        lines += ["", *(f"{count:8} typed errors: {name}" for name, count in refusals.most_common())]
         symptoms = Counter(f"{result.symptom} ({result.case.kind})" for result in self.deviations)
         lines += ["", *(f"{count:8} deviations: {symptom}" for symptom, count in symptoms.most_common())]
         lines += ["", *(result.line() for result in self.deviations)]
         return "\n".join(lines)
-
-    def _of(self, verdict: Verdict) -> list[Result]:
-        return [result for result in self.results if result.verdict is verdict]
-
-    def _count(self, verdict: Verdict) -> int:
-        return len(self._of(verdict))
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-from tests.support.storm_datasets import KINDS, Sizes
+from tests.support.storm_datasets import READS, Sizes
 
 NUM_EPOCHS = 6
 """Epochs of any case are below."""
@@ -192,7 +192,7 @@ class Case:
 def draw_case(seed: int, kind: str | None = None) -> Case:
     """Return the case of a seed; with a kind, one of that kind."""
     rng = Random(seed)
-    drawn_kind = rng.choice(sorted(KINDS))
+    drawn_kind = rng.choice(sorted(READS))
     kind = drawn_kind if kind is None else kind
     traits = TRAITS[kind]
     num_samples = rng.choice([rng.choice([0, 1]), rng.randint(2, 7), *(rng.randint(8, 60), rng.randint(60, 300)) * 3])

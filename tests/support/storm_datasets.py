@@ -11,7 +11,7 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -81,9 +81,13 @@ Read = Callable[[int], bytes]
 class Stormy:
     """Sample i is `{"id": i, "data": (n,) uint8}`."""
 
-    def __init__(self, layout: Layout, read: Read, num_samples: int | None = None) -> None:
-        self.layout, self.read = layout, read
-        self.num_samples = layout.num_samples if num_samples is None else num_samples
+    def __init__(self, layout: Layout, kind: str) -> None:
+        self.layout, self.num_samples = layout, layout.num_samples
+        if layout.is_noisy:
+            _make_noise()
+        if kind.startswith("grows"):
+            self.num_samples = len(list((Path(layout.folder) / FOLDER_OF_NAMES).iterdir()))
+        self.read = READS[kind](layout)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -105,19 +109,6 @@ class StormyInBulk(Stormy):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         return [self[index] for index in indices]
-
-
-def make(kind: str, layout: Layout) -> Stormy:
-    """Return a dataset of a kind: what its constructor does is done here."""
-    if layout.is_noisy:
-        _make_noise()
-    return KINDS[kind](layout)
-
-
-def make_bulk(kind: str, layout: Layout) -> StormyInBulk:
-    """Return a dataset of a kind that can give many samples at once."""
-    single = make(kind, layout)
-    return StormyInBulk(layout, single.read, single.num_samples)
 
 
 def as_list(samples: list[Any]) -> list[Any]:
@@ -148,11 +139,11 @@ def _make_noise() -> None:
 
 
 class FromMemory:
-    """Records that are in memory; `num_records`, if not all of them, are used again and again."""
+    """Records that are in memory, again and again."""
 
-    def __init__(self, content: bytes, num_records: int | None = None) -> None:
+    def __init__(self, content: bytes) -> None:
         self.content = content
-        self.num_records = len(content) // RECORD_NBYTES if num_records is None else num_records
+        self.num_records = len(content) // RECORD_NBYTES
 
     def __call__(self, index: int) -> bytes:
         begin = index % self.num_records * RECORD_NBYTES
@@ -240,125 +231,85 @@ def _content(layout: Layout) -> Path:
     return Path(layout.folder) / CONTENT
 
 
-def _arrays(layout: Layout) -> Stormy:
-    return Stormy(layout, FromMemory(_content(layout).read_bytes()))
+def _from(path: Path) -> FromMemory:
+    return FromMemory(path.read_bytes())
 
 
-def _kept_open(layout: Layout) -> Stormy:
-    return Stormy(layout, FromFile(KeptOpen(_content(layout)), layout.pause_s))
+def _from_open(layout: Layout, open_file: Callable[[], FileIO]) -> FromFile:
+    return FromFile(open_file, layout.pause_s)
 
 
-def _relative(layout: Layout) -> Stormy:
-    return Stormy(layout, FromMemory(Path(CONTENT).read_bytes()))
+def _inside(kind: str) -> Callable[[Layout], Read]:
+    """Change the directory first."""
+
+    def build(layout: Layout) -> Read:
+        os.chdir("inner")
+        return READS[kind](layout)
+
+    return build
 
 
-def _relative_kept_open(layout: Layout) -> Stormy:
-    return Stormy(layout, FromFile(KeptOpen(Path(CONTENT)), layout.pause_s))
+def _with_thread(kind: str) -> Callable[[Layout], Read]:
+    """Leave a thread behind first."""
 
+    def build(layout: Layout) -> Read:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        return READS[kind](layout)
 
-def _relative_opened_late(layout: Layout) -> Stormy:
-    return Stormy(layout, FromFile(OpenedLate(Path(CONTENT)), layout.pause_s))
-
-
-def _changes_directory(layout: Layout) -> Stormy:
-    os.chdir("inner")
-    return _relative(layout)
-
-
-def _changes_directory_kept_open(layout: Layout) -> Stormy:
-    os.chdir("inner")
-    return _relative_kept_open(layout)
-
-
-def _environment(layout: Layout) -> Stormy:
-    salt = os.environ[SALT].encode()
-    return Stormy(layout, FromMemory(b"".join(_record(salt + b"%d" % index) for index in range(layout.num_samples))))
-
-
-def _hashes(layout: Layout) -> Stormy:
-    names = [f"class {number}" for number in range(KEYS)]
-    labels = {name: label for label, name in enumerate(set(names))}
-    return Stormy(layout, FromMemory(b"".join(_record(b"%d" % labels[name]) for name in names)))
-
-
-def _hashes_and_thread(layout: Layout) -> Stormy:
-    _leave_thread()
-    return _hashes(layout)
-
-
-def _unkeyed(layout: Layout) -> Stormy:
-    return Stormy(layout, FromMemory(np.random.default_rng().bytes(KEYS * RECORD_NBYTES)))
-
-
-def _unkeyed_kept_open(layout: Layout) -> Stormy:
-    unkeyed, kept_open = _unkeyed(layout), KeptOpen(_content(layout))
-    unkeyed.kept_open = kept_open  # type: ignore[attr-defined]
-    return unkeyed
-
-
-def _cached_open(layout: Layout) -> Stormy:
-    return Stormy(layout, FromFile(OpenedOnce(_content(layout)), layout.pause_s))
-
-
-def _open_by_import(layout: Layout) -> Stormy:
-    return Stormy(layout, FromFile(OpenedByImport(), layout.pause_s))
-
-
-def _leave_thread() -> None:
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-
-
-def _thread(layout: Layout) -> Stormy:
-    _leave_thread()
-    return _arrays(layout)
-
-
-def _opened_late(layout: Layout) -> Stormy:
-    return Stormy(layout, FromFile(OpenedLate(_content(layout)), layout.pause_s))
-
-
-def _draws_in_constructor(layout: Layout) -> Stormy:
-    drawn = b"".join(_record(b"%r %r" % (random.random(), np.random.rand())) for _ in range(layout.num_samples))
-    return Stormy(layout, FromMemory(drawn))
-
-
-def _augments(layout: Layout) -> Stormy:
-    return Stormy(layout, Drawing())
-
-
-def _grows(layout: Layout) -> Stormy:
-    names = list((Path(layout.folder) / FOLDER_OF_NAMES).iterdir())
-    return Stormy(layout, FromMemory(_content(layout).read_bytes()), len(names))
-
-
-def _grows_kept_open(layout: Layout) -> Stormy:
-    names = list((Path(layout.folder) / FOLDER_OF_NAMES).iterdir())
-    return Stormy(layout, FromFile(KeptOpen(_content(layout)), layout.pause_s), len(names))
+    return build
 
 
 def _record(seed: bytes) -> bytes:
     return zlib.crc32(seed).to_bytes(RECORD_NBYTES, "big")
 
 
-KINDS: Mapping[str, Callable[[Layout], Stormy]] = {
-    "arrays": _arrays,
-    "kept open": _kept_open,
-    "relative": _relative,
-    "relative, kept open": _relative_kept_open,
-    "relative, opened late": _relative_opened_late,
-    "changes directory": _changes_directory,
-    "changes directory, kept open": _changes_directory_kept_open,
+def _records(seeds: Iterable[bytes]) -> FromMemory:
+    return FromMemory(b"".join(map(_record, seeds)))
+
+
+def _environment(layout: Layout) -> Read:
+    salt = os.environ[SALT].encode()
+    return _records(salt + b"%d" % index for index in range(layout.num_samples))
+
+
+def _hashes(layout: Layout) -> Read:
+    names = [f"class {number}" for number in range(KEYS)]
+    labels = {name: label for label, name in enumerate(set(names))}
+    return _records(b"%d" % labels[name] for name in names)
+
+
+def _unkeyed(layout: Layout) -> FromMemory:
+    return FromMemory(np.random.default_rng().bytes(KEYS * RECORD_NBYTES))
+
+
+def _unkeyed_kept_open(layout: Layout) -> Read:
+    read = _unkeyed(layout)
+    read.kept_open = KeptOpen(_content(layout))  # type: ignore[attr-defined]
+    return read
+
+
+READS: Mapping[str, Callable[[Layout], Read]] = {
+    "arrays": lambda layout: _from(_content(layout)),
+    "kept open": lambda layout: _from_open(layout, KeptOpen(_content(layout))),
+    "relative": lambda layout: _from(Path(CONTENT)),
+    "relative, kept open": lambda layout: _from_open(layout, KeptOpen(Path(CONTENT))),
+    "relative, opened late": lambda layout: _from_open(layout, OpenedLate(Path(CONTENT))),
+    "changes directory": _inside("relative"),
+    "changes directory, kept open": _inside("relative, kept open"),
     "environment": _environment,
     "hashes": _hashes,
-    "hashes and thread": _hashes_and_thread,
+    "hashes and thread": _with_thread("hashes"),
     "unkeyed": _unkeyed,
     "unkeyed, kept open": _unkeyed_kept_open,
-    "cached open": _cached_open,
-    "open by import": _open_by_import,
-    "thread": _thread,
-    "opened late": _opened_late,
-    "draws in constructor": _draws_in_constructor,
-    "augments": _augments,
-    "grows": _grows,
-    "grows, kept open": _grows_kept_open,
+    "cached open": lambda layout: _from_open(layout, OpenedOnce(_content(layout))),
+    "open by import": lambda layout: _from_open(layout, OpenedByImport()),
+    "thread": _with_thread("arrays"),
+    "opened late": lambda layout: _from_open(layout, OpenedLate(_content(layout))),
+    "draws in constructor": lambda layout: _records(
+        b"%r %r" % (random.random(), np.random.rand()) for _ in range(layout.num_samples)
+    ),
+    "augments": lambda layout: Drawing(),
+    "grows": lambda layout: _from(_content(layout)),
+    "grows, kept open": lambda layout: _from_open(layout, KeptOpen(_content(layout))),
 }
+"""What the constructor of each kind of dataset does, and where its bytes come from then."""

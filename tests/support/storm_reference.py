@@ -16,7 +16,7 @@ import numpy as np
 
 from swift_loader import SwiftLoader, TooManyErrors
 from tests.support.storm_case import NUM_EPOCHS, TRAITS, Case
-from tests.support.storm_datasets import KEYS, Layout, PlantedError, Sizes, as_list, make, make_bulk
+from tests.support.storm_datasets import KEYS, Layout, PlantedError, Sizes, Stormy, StormyInBulk, as_list
 
 _PAUSE_S = 0.0002
 """Long enough for another worker to come in between."""
@@ -37,11 +37,11 @@ def storm_loader(case: Case, folder: str, workers: int, slow_s: float = 0.0, **o
         slow_s=slow_s,
         is_noisy=case.closes_standard and workers > 0,
     )
-    factory = make_bulk if case.in_bulk else make
+    dataset_class = StormyInBulk if case.in_bulk else Stormy
     if case.as_instance:
-        source: dict[str, Any] = {"dataset": factory(case.kind, replace(layout, is_noisy=False))}
+        source: dict[str, Any] = {"dataset": dataset_class(replace(layout, is_noisy=False), case.kind)}
     else:
-        source = {"dataset_class": factory, "dataset_kwargs": {"kind": case.kind, "layout": layout}}
+        source = {"dataset_class": dataset_class, "dataset_kwargs": {"kind": case.kind, "layout": layout}}
     return SwiftLoader(
         **source,
         batch_size=case.batch_size,

@@ -8,17 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from swift_loader import SwiftLoader
 from tests.support import datasets, tuning
 from tests.support.checked import Checked, Reference, digest
-from tests.support.helpers import HANG_S, exhaustive, ids_of, make_loader, slow, wait_until, worker_processes
-from tests.support.killer import Aim, Killer
+from tests.support.helpers import HANG_S, exhaustive, ids_of, make_loader, slow
 from tests.support.resizing import await_workers
 from tests.support.tuning import SleepingChecked, SleepingCounting, be_hasty, is_settled, loop, tuner_of
 
@@ -88,13 +85,6 @@ def test_it_grows_to_enough_workers() -> None:
         assert most_chosen(loader) >= NUM_NEEDED - 1
 
 
-def test_in_completion_order_each_batch_comes_once() -> None:
-    with auto_loader(in_order=False) as loader:
-        reference.compare([digest(batch) for batch in loop(loader)], 0, in_order=False)
-        for number, batches in enumerate(passes_until(lambda: most_chosen(loader) > 1, loader), start=1):
-            reference.compare([digest(batch) for batch in batches], number, in_order=False)
-
-
 def test_a_state_of_the_middle_resumes_with_a_fixed_number_and_with_auto() -> None:
     def take(loader: SwiftLoader, is_enough: Callable[[int], bool]) -> dict[str, Any]:
         while True:
@@ -117,36 +107,6 @@ def test_a_state_of_the_middle_resumes_with_a_fixed_number_and_with_auto() -> No
     with make_loader(Checked, workers=0, **OPTIONS) as loader:
         expected = [digest(batch) for _ in range(-(-len(got) // NUM_BATCHES)) for batch in loader]
     assert got == expected[: len(got)]
-
-
-def test_a_state_is_that_of_a_loader_with_a_fixed_number() -> None:
-    states = []
-    for loader in (auto_loader(), make_loader(SleepingChecked, workers=1, **OPTIONS)):
-        with loader:
-            batches = loop(loader)
-            assert len(list(islice(batches, 12))) == 12
-            states.append(loader.state_dict())
-    assert states[0] == states[1]
-
-
-@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize(("seed", "num_kills"), [(1, 6), exhaustive(2, 40)])
-@pytest.mark.parametrize("in_order", [True, exhaustive(False)])
-def test_workers_that_are_killed_meanwhile_never_show_in_the_data(seed: int, num_kills: int, in_order: bool) -> None:
-    rng = Random(seed)
-    aims = [rng.choice([Aim.ANYONE, Aim.UNREAD]) for _ in range(num_kills)] + [Aim.TEMPLATE] * (num_kills // 10)
-    with auto_loader(in_order=in_order, validate=False, timeout=20.0) as loader:
-        loader.start(0)
-        reference.compare([digest(batch) for batch in loop(loader)], 0, in_order=in_order)
-        with Killer(loader, aims, Random(seed), pause_s=0.1) as killer:
-            for number in range(1, 500):
-                loader.set_epoch(number % 2)
-                reference.compare([digest(batch) for batch in loop(loader)], number % 2, in_order=in_order)
-                if killer.is_done:
-                    break
-        killer.check()
-        assert killer.kills.total() >= num_kills // 2
-        assert len(tuner_of(loader).history) > 0
 
 
 @pytest.mark.alone
@@ -241,27 +201,6 @@ def test_after_a_break_the_next_pass_begins_afresh(num_batches: int) -> None:
             got = [digest(batch) for batch in islice(loop(loader), num_batches)]
             reference.compare(got, number % 2, in_order=True, is_whole=False)
         reference.compare([digest(batch) for batch in loop(loader)], 2, in_order=True)
-
-
-def test_nothing_is_left_of_workers_that_came_and_went() -> None:
-    with auto_loader() as loader:
-        list(loop(loader))
-        for _ in passes_until(lambda: tuner_of(loader).history, loader):
-            pass
-        number = loader.worker_per_consumer
-        wait_until(lambda: len(worker_processes()) == number, f"{number} processes")
-        next(iter(loader))
-
-
-@pytest.mark.slow
-def test_batches_that_were_kept_stay_as_they_were() -> None:
-    with auto_loader(SleepingCounting, shuffle=False) as loader:
-        kept = [*loop(loader)]
-        for batches in passes_until(lambda: is_settled(loader), loader):
-            kept += batches
-    for number, batch in enumerate(kept):
-        ids = np.arange(4) + 4 * (number % NUM_BATCHES)
-        assert np.array_equal(batch["x"], np.repeat(ids[:, None], 4, axis=1))
 
 
 def test_what_it_cannot_work_with_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from swift_loader import DataLoader, WorkerDied, WorkerStalled
@@ -63,8 +65,7 @@ class FaultyStream(IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
-        assert info is not None
-        share = range(info.id, NUM_SAMPLES, info.num_workers)
+        share = range(NUM_SAMPLES) if info is None else range(info.id, NUM_SAMPLES, info.num_workers)
         return _Shard(self.faulty, share) if self.with_state else (self.faulty[index] for index in share)
 
 
@@ -119,10 +120,21 @@ def make(dataset: Any, **options: Any) -> DataLoader[Any]:
 
 
 KINDS = ["index", "stream", "stream with state"]
+IN_THREADS: dict[str, dict[str, Any]] = {
+    "index in threads": {"worker_type": "thread"},
+    "stream in a thread": {"worker_type": "thread", "num_workers": 1},
+}
+IN_PROCESSES_AND_THREADS = exhaustive_unless(["index", *IN_THREADS], [*KINDS, *IN_THREADS])
+
+in_processes_and_threads = pytest.mark.parametrize("worker_type", ["process", "thread"])
 
 
 def dataset_of(kind: str, faulty: Faulty) -> Any:
-    return faulty if kind == "index" else FaultyStream(faulty, with_state=kind == "stream with state")
+    return FaultyStream(faulty, with_state="state" in kind) if "stream" in kind else faulty
+
+
+def worker_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("swift_loader-worker")}
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
@@ -192,25 +204,21 @@ def test_after_a_timeout_the_loop_may_wait_again(kind: str) -> None:
         assert isinstance(caught.value, WorkerStalled)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_loop_goes_on_after_an_error_of_the_user(num_workers: int) -> None:
-    iterator = iter(make(Faulty(9, fail), num_workers=num_workers))
+WHERE: dict[str, dict[str, Any]] = {"none": {"num_workers": 0}, "process": {}, "thread": {"worker_type": "thread"}}
+
+
+@pytest.mark.parametrize("at", ["sample", "collate"])
+@pytest.mark.parametrize("workers", WHERE)
+def test_the_loop_goes_on_after_an_error_of_the_user(workers: str, at: str) -> None:
+    def collate(samples: list[int]) -> Any:
+        return torch.tensor(samples) if at == "sample" or 9 not in samples else fail()
+
+    options: dict[str, Any] = {"collate_fn": collate, **WHERE[workers]}
+    iterator = iter(make(Faulty(9 if at == "sample" else -1, fail), **options))
     found = [next(iterator), next(iterator)]
     with pytest.raises(OwnError, match="from the user's code"):
         next(iterator)
     assert numbers(found + list(iterator)) == [n for n in range(NUM_SAMPLES) if n not in range(8, 12)]
-
-
-def test_the_loop_goes_on_after_an_error_of_collate() -> None:
-    def collate(samples: list[int]) -> list[int]:
-        return samples if 9 not in samples else fail()  # type: ignore[func-returns-value,return-value]
-
-    iterator = iter(make(Faulty(-1, fail), collate_fn=collate))
-    found = [next(iterator), next(iterator)]
-    with pytest.raises(OwnError, match="from the user's code"):
-        next(iterator)
-    assert len(list(iterator)) == 8
-    assert numbers(found) == list(range(8))
 
 
 def test_a_stream_whose_iterator_fails_is_over_where_that_is_a_generator() -> None:
@@ -221,9 +229,10 @@ def test_a_stream_whose_iterator_fails_is_over_where_that_is_a_generator() -> No
     assert numbers(found + list(iterator)) == list(range(8))
 
 
-def test_stop_iteration_from_a_map_style_dataset_never_ends_the_loop_early() -> None:
-    with pytest.raises(RuntimeError):
-        numbers(make(Faulty(9, end_early)))
+@in_processes_and_threads
+def test_stop_iteration_from_a_map_style_dataset_never_ends_the_loop_early(worker_type: str) -> None:
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        numbers(make(Faulty(9, end_early), worker_type=worker_type))
 
 
 def test_an_error_of_worker_init_fn_comes_from_next() -> None:
@@ -241,9 +250,9 @@ def test_an_empty_dataset_gives_no_batches(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", exhaustive_unless(["index"], KINDS))
+@pytest.mark.parametrize("kind", IN_PROCESSES_AND_THREADS)
 def test_break_and_iterate_again_gives_the_whole_epoch(kind: str, persistent: bool) -> None:
-    loader = make(dataset_of(kind, Faulty(-1, fail)), persistent_workers=persistent)
+    loader = make(dataset_of(kind, Faulty(-1, fail)), persistent_workers=persistent, **IN_THREADS.get(kind, {}))
     whole = numbers(loader)
     for num_taken in (1, 3):
         for step, _ in enumerate(loader):
@@ -252,9 +261,9 @@ def test_break_and_iterate_again_gives_the_whole_epoch(kind: str, persistent: bo
     assert numbers(loader) == whole
 
 
-@pytest.mark.parametrize("kind", exhaustive_unless(["index"], KINDS))
+@pytest.mark.parametrize("kind", IN_PROCESSES_AND_THREADS)
 def test_two_iterators_at_once_are_independent(kind: str) -> None:
-    loader = make(dataset_of(kind, Faulty(-1, fail)))
+    loader = make(dataset_of(kind, Faulty(-1, fail)), **IN_THREADS.get(kind, {}))
     whole = [batch.tolist() for batch in loader]
     pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
     assert pairs == [(batch, batch) for batch in whole]
@@ -266,16 +275,18 @@ def test_an_iterator_outlives_its_loader() -> None:
     assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))
 
 
-def test_dropped_iterators_leave_no_processes() -> None:
-    loader = make(Faulty(-1, fail))
+@in_processes_and_threads
+def test_dropped_iterators_leave_no_workers(worker_type: str) -> None:
+    loader = make(Faulty(-1, fail), worker_type=worker_type)
     for _ in range(3):
         next(iter(loader))
     del loader
-    wait_until(lambda: not loader_processes(), "the end of all processes")
+    wait_until(lambda: not loader_processes() and not worker_threads(), "the end of all workers")
 
 
-def test_ctrl_c_in_the_loop_leaves_a_loader_that_works() -> None:
-    loader = make(Faulty(-1, fail))
+@in_processes_and_threads
+def test_ctrl_c_in_the_loop_leaves_a_loader_that_works(worker_type: str) -> None:
+    loader = make(Faulty(-1, fail), worker_type=worker_type)
     iterator = iter(loader)
     next(iterator)
     with pytest.raises(KeyboardInterrupt):
@@ -287,8 +298,9 @@ def test_ctrl_c_in_the_loop_leaves_a_loader_that_works() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the program")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_of_the_trainer_makes_its_own_workers() -> None:
-    loader = make(Faulty(-1, fail), persistent_workers=True)
+@in_processes_and_threads
+def test_a_fork_of_the_trainer_makes_its_own_workers(worker_type: str) -> None:
+    loader = make(Faulty(-1, fail), persistent_workers=True, worker_type=worker_type)
     iterator = iter(loader)
     found = [next(iterator)]
     assert is_true_in_a_fork(lambda: numbers(loader) == list(range(NUM_SAMPLES)))

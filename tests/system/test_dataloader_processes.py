@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import random
 import signal
 import time
 from contextlib import suppress
@@ -16,8 +17,9 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from swift_loader.dataloader.dataloader import DataLoader
-from tests.support.helpers import exhaustive, slow
+from swift_loader import DataLoader, EncodeError
+from tests.support.datasets import identity
+from tests.support.helpers import LIKE_A_FORK, exhaustive, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -175,6 +177,64 @@ def test_the_workers_of_an_epoch_write_where_those_before_them_did_but_not_to_wh
     del batch, batches, kept
     assert os.waitpid(child, 0)[1] == 0
     assert len(os.listdir("/proc/self/fd")) <= num_open
+
+
+class Keyed:
+    """Has no length; a sample is its key."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return key
+
+
+def test_keys_of_any_kind_and_number_reach_the_dataset() -> None:
+    many = list(range(100_000))
+    batches: list[Any] = [[0, 1], ["a", "b"], [[1, 2], [3]], [(1, "x"), None], many, many[::-1]]
+    dataset: Any = Keyed()
+    options: dict[str, Any] = {"num_workers": 2, "collate_fn": identity, **LIKE_A_FORK}
+    assert list(DataLoader(dataset, batch_sampler=batches, **options)) == batches
+    keys: Any = [3, "a", None, (1, 2)]
+    assert list(DataLoader(dataset, batch_size=None, sampler=keys, **options)) == keys
+
+
+def test_a_key_that_can_not_be_sent_is_an_error_in_the_place_of_its_batch() -> None:
+    dataset: Any = Keyed()
+    options: dict[str, Any] = LIKE_A_FORK
+    batches: Any = [[1], [lambda: 0], [2]]
+    iterator = iter(DataLoader(dataset, batch_sampler=batches, num_workers=2, **options))
+    found = [next(iterator).tolist()]
+    with pytest.raises(EncodeError):
+        next(iterator)
+    assert found + [batch.tolist() for batch in iterator] == [[1], [2]]
+
+
+class Informed(Workers):
+    """A sample says what torch tells about the worker, and what `initialise` has drawn."""
+
+    drawn = ""
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        return info.id, info.num_workers, info.seed, self.drawn
+
+
+def initialise(worker_id: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.drawn = f"{worker_id} {random.random()} {np.random.rand()} {torch.rand(())}"
+
+
+def test_workers_know_who_they_are_and_are_seeded_as_torchs() -> None:
+    dataset: Any = Informed()
+    options: dict[str, Any] = {"num_workers": 3, "worker_init_fn": initialise, "collate_fn": identity}
+    found = []
+    own: dict[str, Any] = {"rng": None, "in_order": False, **LIKE_A_FORK}
+    for loader_class, more in ((torch.utils.data.DataLoader, {}), (DataLoader, own)):
+        torch.manual_seed(5)
+        loader: Any = loader_class(dataset, **options, **more)
+        found.append([{sample for (sample,) in loader} for _ in range(2)])
+    ours, torchs = found[1], found[0]
+    assert all(some and some <= all_of_them for some, all_of_them in zip(ours, torchs, strict=True))
 
 
 class Waiting:

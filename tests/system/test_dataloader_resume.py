@@ -213,16 +213,19 @@ class Counting(Numbers):
     """Counts its samples."""
 
     num_samples = 0
+    bulk = bytes(300_000)
+    """Is larger than a message."""
 
     def __getitem__(self, index: int) -> int:
         self.num_samples += 1
         return self.num_samples
 
-    def state_dict(self) -> dict[str, int]:
-        return {"num_samples": self.num_samples}
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_samples": self.num_samples, "bulk": self.bulk}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_samples = state["num_samples"]
+        assert state["bulk"] == self.bulk
 
 
 @pytest.mark.parametrize("num_left", [0, 1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,10 +19,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from swift_loader import DataLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled, sample_rng
 from swift_loader.integrations import converted
 from tests.support.chains import Chain, plain, run_whole, seed_all
-from tests.support.helpers import exhaustive_unless, going_on_when_told, is_true_in_a_fork, wait_until
+from tests.support.datasets import identity
+from tests.support.helpers import exhaustive_unless, wait_until
 from tests.support.resumable import SAMPLED, STREAMS, Drawing
-from tests.support.torch_mode import as_it_is
-from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, OwnError, end_early, fail, numbers
+from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, fail, numbers, worker_threads
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -33,10 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 def threaded(dataset: Any, num_workers: int = 2, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, num_workers=num_workers, worker_type="thread", **{"batch_size": 4, **options})
-
-
-def worker_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("swift_loader-worker")}
 
 
 def wait_until_no_worker_runs() -> None:
@@ -100,7 +95,7 @@ class Numbers(IterableDataset[int]):
     ("dataset", "options"),
     [
         (Varied, {"shuffle": True}),
-        (Varied, {"shuffle": True, "collate_fn": as_it_is}),
+        (Varied, {"shuffle": True, "collate_fn": identity}),
         (Whole, {"batch_sampler": [[3, 1], [7], [3, 3]]}),
         (Varied, {"batch_size": None, "sampler": [5, 2, 5]}),
     ],
@@ -127,30 +122,6 @@ def described(thing: Any) -> Any:
     if isinstance(thing, dict):
         return {name: described(value) for name, value in thing.items()}
     return type(thing), list(map(described, thing)) if isinstance(thing, list) else thing
-
-
-def test_batches_share_no_memory_with_the_dataset() -> None:
-    dataset = Varied()
-    before = dataset.ROWS.copy()
-    for batch in threaded(dataset, collate_fn=as_it_is):
-        for sample in batch:
-            sample["row"][:] = -1
-    assert (before == dataset.ROWS).all()
-
-
-def test_out_of_order_each_batch_comes_once() -> None:
-    class SlowAtFirst(Faulty):
-        def __getitem__(self, index: int) -> int:
-            if index == 0:
-                is_late.wait(20)
-            return index
-
-    is_late = threading.Event()
-    iterator = iter(threaded(SlowAtFirst(-1, fail), in_order=False))
-    found = [next(iterator)]
-    is_late.set()
-    assert found[0].tolist() != [0, 1, 2, 3]
-    assert sorted(numbers(found + list(iterator))) == list(range(NUM_SAMPLES))
 
 
 def test_what_is_built_ahead_is_bounded() -> None:
@@ -274,17 +245,6 @@ def test_with_rng_none_draws_are_not_told() -> None:
     assert len(list(threaded(Drawing(), rng=None))) == 26
 
 
-def test_the_users_generators_stay_as_they_are() -> None:
-    def states() -> list[Any]:
-        return [random.getstate(), [list(map(str, np.random.get_state()))], torch.get_rng_state().tolist()]
-
-    loader = threaded(Varied(), shuffle=True)
-    iterator = iter(loader)
-    before = states()
-    for _ in iterator:
-        assert states() == before
-
-
 # What threads can't do
 
 
@@ -342,25 +302,6 @@ def test_copies_of_a_loader_have_threads_too() -> None:
 # What goes wrong
 
 
-@pytest.mark.parametrize("at", ["sample", "collate"])
-def test_the_loop_goes_on_after_an_error_of_the_user(at: str) -> None:
-    def collate(samples: list[int]) -> Any:
-        return torch.tensor(samples) if 9 not in samples else fail()
-
-    options: dict[str, Any] = {"collate_fn": collate} if at == "collate" else {}
-    iterator = iter(threaded(Faulty(9 if at == "sample" else -1, fail), **options))
-    found = [next(iterator), next(iterator)]
-    with pytest.raises(OwnError, match="from the user's code") as caught:
-        next(iterator)
-    assert "of 2 (rank 0, a thread)" in str(caught.value.__cause__)
-    assert numbers(found + list(iterator)) == [n for n in range(NUM_SAMPLES) if n not in range(8, 12)]
-
-
-def test_stop_iteration_from_a_map_style_dataset_never_ends_the_loop_early() -> None:
-    with pytest.raises(RuntimeError, match="raised StopIteration"):
-        numbers(threaded(Faulty(9, end_early)))
-
-
 def test_a_thread_that_the_dataset_ends_is_a_runtime_error_and_the_next_epoch_has_new_ones() -> None:
     dataset = Faulty(18, sys.exit)
     loader = threaded(dataset)
@@ -381,78 +322,3 @@ def test_after_a_timeout_the_loop_may_wait_again() -> None:
         assert isinstance(caught.value, WorkerStalled)
     may_go_on.set()
     assert numbers(iterator) == list(range(NUM_SAMPLES))
-
-
-def test_a_thread_that_hangs_is_told_with_its_stack() -> None:
-    may_go_on = threading.Event()
-    pattern = r"\(rank 0, a thread\) has been at batch 0 .*\nIts Python stack"
-    with going_on_when_told(pattern, may_go_on.set) as told:
-        assert numbers(threaded(Faulty(0, partial(may_go_on.wait, 60)), stall_warning=0.2)) == list(range(NUM_SAMPLES))
-    assert "in __getitem__" in told[0]
-
-
-def test_leaving_a_loop_does_not_wait_for_a_worker_that_hangs() -> None:
-    may_go_on, hangs = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        hangs.set()
-        may_go_on.wait(60)
-
-    loader = threaded(Faulty(30, hang))
-    iterator = iter(loader)
-    next(iterator)
-    hangs.wait(60)
-    del iterator, loader
-    assert worker_threads()
-    may_go_on.set()
-    wait_until_no_worker_runs()
-
-
-# Loops that end early
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_break_and_iterate_again_gives_the_whole_epoch(persistent: bool) -> None:
-    for dataset, num_workers in ((Faulty(-1, fail), 2), (Numbers(), 1)):
-        loader = threaded(dataset, num_workers, persistent_workers=persistent)
-        for num_taken in (1, 3):
-            for step, _ in enumerate(loader):
-                if step == num_taken:
-                    break
-        assert numbers(loader) == list(range(NUM_SAMPLES))
-
-
-def test_two_iterators_at_once_are_independent() -> None:
-    for dataset, num_workers in ((Faulty(-1, fail), 2), (Numbers(), 1)):
-        loader = threaded(dataset, num_workers)
-        whole = [batch.tolist() for batch in loader]
-        pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
-        assert pairs == [(batch, batch) for batch in whole]
-
-
-def test_dropped_iterators_leave_no_threads() -> None:
-    loader = threaded(Faulty(-1, fail))
-    for _ in range(3):
-        next(iter(loader))
-    del loader
-    wait_until_no_worker_runs()
-
-
-def test_ctrl_c_in_the_loop_leaves_a_loader_that_works() -> None:
-    loader = threaded(Faulty(-1, fail))
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    next(iterator)
-    del iterator
-    assert numbers(loader) == list(range(NUM_SAMPLES))
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_of_the_trainer_makes_its_own_threads() -> None:
-    loader = threaded(Faulty(-1, fail))
-    iterator = iter(loader)
-    found = [next(iterator)]
-    assert is_true_in_a_fork(lambda: numbers(loader) == list(range(NUM_SAMPLES)))
-    assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))

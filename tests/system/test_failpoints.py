@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from swift_loader import WorkerDied
-from swift_loader.transport.failpoints import VARIABLE, Failpoint, _reach, failpoint, parse_failpoints
+from swift_loader.transport.failpoints import VARIABLE, Failpoint, parse_failpoints
 from tests.support import datasets
-from tests.support.helpers import HANG_S, ROOT, exhaustive_unless, make_loader, set_environ, wait_until
+from tests.support.helpers import HANG_S, ROOT, exhaustive_unless, make_loader, set_environ
 
 
 def start(code: str, variable: str | None) -> subprocess.Popen[str]:
@@ -38,15 +34,6 @@ def run(code: str, variable: str | None) -> tuple[int, str, str]:
     with start(code, variable) as process:
         out, err = process.communicate(timeout=HANG_S)
     return process.returncode, out, (err.splitlines() or [""])[-1]
-
-
-@given(text=st.text(alphabet="worker.botgim=SIGKL,;hp-01e ", max_size=40))
-@settings(max_examples=300, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        parse_failpoints(text)
-    except ValueError as error:
-        assert str(error).startswith(f"{VARIABLE}: item ")  # noqa: PT017 - whether it is raised depends on the text
 
 
 @pytest.mark.parametrize(
@@ -92,58 +79,6 @@ print(len(list(dis.get_instructions(failpoint))), module._items)
     assert items == "[]"
 
 
-def test_this_process_is_not_armed() -> None:
-    assert failpoint is not _reach
-
-
-@pytest.mark.parametrize(
-    ("action", "exit_code", "error"),
-    [
-        ("SIGKILL", -signal.SIGKILL, ""),
-        ("SIGSEGV", -signal.SIGSEGV, ""),
-        ("SIGABRT", -signal.SIGABRT, ""),
-        ("exit-0", 0, ""),
-        ("exit-7", 7, ""),
-        ("raise", 1, "RuntimeError: failpoint template.boot"),
-        ("StopIteration", 1, "StopIteration: failpoint template.boot"),
-    ],
-)
-def test_each_action_does_what_it_says(action: str, exit_code: int, error: str) -> None:
-    code = "print('before', flush=True); failpoint(Failpoint.TEMPLATE_BOOT); print('after')"
-    assert run(code, f"template.boot={action}") == (exit_code, "before\n", error)
-
-
-def test_a_stopped_process_goes_on_when_it_is_continued() -> None:
-    with start("failpoint(Failpoint.TEMPLATE_BOOT); print('after')", "template.boot=SIGSTOP") as process:
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=HANG_S) == ("after\n", "")
-
-
-def test_a_handler_that_raises_does_not_end_a_hang() -> None:
-    code = """
-import signal
-def handle(number, frame):
-    print('handled', flush=True)
-    raise KeyboardInterrupt
-signal.signal(signal.SIGUSR1, handle)
-print('before', flush=True)
-failpoint(Failpoint.TEMPLATE_BOOT)
-print('after')
-"""
-    with start(code, "template.boot=hang") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "before\n"
-        for _ in range(2):
-            # It hangs where the handler may raise: not before, nor on its way back.
-            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it hangs")
-            process.send_signal(signal.SIGUSR1)
-            assert process.stdout.readline() == "handled\n"
-        process.kill()
-        assert process.communicate(timeout=HANG_S) == ("", "")
-
-
 COUNTS = """
 def hits(point, times):
     found = []
@@ -176,36 +111,6 @@ def hits(point, times):
 )
 def test_all_conditions_of_an_item_must_hold(variable: str, code: str, expected: str) -> None:
     assert run(COUNTS + code, variable) == (0, f"{expected}\n", "")
-
-
-def test_chances_are_the_same_in_each_run_and_others_for_each_worker_and_seed() -> None:
-    code = """
-import random
-state = random.getstate()
-for serial in (0, 1):
-    identify(serial)
-    print(*hits(Failpoint.TEMPLATE_BOOT, 2000), sep=",")
-assert random.getstate() == state
-"""
-    first, again, other_seed = (run(COUNTS + code, f"template.boot=raise,p=0.1,seed={seed}") for seed in (5, 5, 6))
-    assert first == again
-    assert first[0] == 0
-    rows = first[1].split() + other_seed[1].split()
-    assert len(set(rows)) == 4
-    assert all(120 < row.count(",") < 280 for row in rows)
-
-
-def test_once_is_once_over_all_processes(tmp_path: Path) -> None:
-    code = """
-import os
-for _ in range(8):
-    if os.fork() == 0:
-        failpoint(Failpoint.TEMPLATE_BOOT)
-        failpoint(Failpoint.TEMPLATE_BOOT)
-        os._exit(0)
-print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)))
-"""
-    assert run(code, f"template.boot=exit-7,once={tmp_path}/marker") == (0, f"{[0] * 7 + [7]}\n", "")
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")

@@ -184,30 +184,3 @@ def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:
     with make_loader(Big, workers=6) as loader:
         six = held_mb(loader)
     assert six < one + 3 * 64  # five more copies would be 320
-
-
-def test_an_interrupt_while_the_loop_waits_loses_nothing(tmp_path: Path) -> None:
-    class Alarm(Exception):
-        pass
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise Alarm
-
-    def wait_for_an_alarm(iterator: Any) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        next(iterator)
-
-    may_go_on = tmp_path / "may go on"
-    options: dict[str, Any] = {"kwargs": {"num_samples": 6, "path": str(may_go_on)}, "batch_size": 1, "shuffle": False}
-    old_handler = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with make_loader(datasets.WaitsForAFile, validate=False, **options) as loader:
-            loader.start(0)
-            iterator = iter(loader)
-            with pytest.raises(Alarm):
-                wait_for_an_alarm(iterator)
-            may_go_on.touch()
-            assert ids_of(iterator) == list(range(6))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old_handler)

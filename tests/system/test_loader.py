@@ -368,16 +368,6 @@ def test_starting_twice_and_using_a_closed_loader_are_errors() -> None:
             use()
 
 
-def test_close_from_another_thread_ends_a_waiting_loop() -> None:
-    loader = make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False)
-    loader.start(0)
-    closer = threading.Timer(0.3, loader.close)
-    closer.start()
-    with pytest.raises(LoaderClosed):
-        next(iter(loader))
-    closer.join()
-
-
 def test_batches_stay_valid_after_close() -> None:
     with make_loader(datasets.Images, shuffle=False) as loader:
         batches = list(loader)

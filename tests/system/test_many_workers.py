@@ -16,7 +16,6 @@ from swift_loader.transport.failpoints import VARIABLE
 from tests.support import datasets
 from tests.support.helpers import (
     ids_of,
-    loader_processes,
     make_loader,
     set_environ,
     template_and_workers,
@@ -78,17 +77,6 @@ def test_a_template_that_dies_while_workers_are_being_started_is_replaced(
     assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.parametrize("num_batches", [0, 1])
-def test_a_loader_can_be_closed_while_workers_are_being_started(num_batches: int) -> None:
-    with make_loader(datasets.Counting, workers=3 * NUM_WORKERS) as loader:
-        loader.start(0)
-        iterator = iter(loader)
-        for _ in range(num_batches):
-            next(iterator)
-        loader.close()
-        assert not loader_processes()
-
-
 def test_a_worker_that_dies_while_others_are_being_started_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environ(monkeypatch, VARIABLE, f"worker.boot=SIGKILL,serial=1;worker.boot=SIGKILL,serial={FIRST_WORKERS + 1}")
     with make_loader(datasets.Counting, workers=NUM_WORKERS, shuffle=False) as loader:
@@ -109,9 +97,3 @@ def test_workers_share_the_threads_that_listen_to_them(multithread: bool, num_th
                 time.sleep(0.02)  # so that the threads listen now and then
         names = [thread.name for thread in threading.enumerate()]
     assert names.count("swift_loader-receiver") == num_threads
-
-
-def test_one_epoch_may_have_fewer_batches_than_there_are_workers() -> None:
-    with make_loader(datasets.Counting, workers=NUM_WORKERS, kwargs={"num_samples": 20}, shuffle=False) as loader:
-        for _ in range(20):
-            assert ids_of(loader) == list(range(20))

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
-from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
+from swift_loader import DataLoader, EncodeError, SwiftLoader, SwiftLoaderWarning, WorkerDied
 from swift_loader.testing import portable_workers
 from swift_loader.transport.portable import PipeChannel, new_pipe
 from tests.support import datasets, elsewhere
@@ -35,6 +36,7 @@ from tests.support.helpers import (
     slow,
     wait_until,
 )
+from tests.support.resumable import Shards
 
 TESTS_THAT_APPLY = ["faults", "survival", "resume", "loader", "randomness", "sample_errors", "trial"]
 
@@ -43,8 +45,10 @@ OF_DATALOADER = [
     "dataloader_faults.py::test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same[index-kill]",
     "dataloader_faults.py::test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same[stream with state-kill]",
     "dataloader_faults.py::test_after_a_timeout_the_loop_may_wait_again[index]",
-    "dataloader_faults.py::test_the_loop_goes_on_after_an_error_of_the_user[2]",
-    "portable_torch.py::test_a_loader_with_portable_workers_resumes_with_another_number_of_them",
+    "dataloader_faults.py::test_the_loop_goes_on_after_an_error_of_the_user[process-sample]",
+    "dataloader_processes.py::test_keys_of_any_kind_and_number_reach_the_dataset",
+    "dataloader_processes.py::test_workers_know_who_they_are_and_are_seeded_as_torchs",
+    "portable.py::test_a_dataloader_gives_what_torchs_gives_and_resumes_with_another_number_of_workers",
 ]
 """The others of `test_dataloader_faults.py` apply, too, but each of them imports torch in several processes."""
 
@@ -172,6 +176,36 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_no_name(monkeypatch: pyt
     ):
         list(loader)
     check_no_names_of(os.getpid())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@portable_workers()
+@pytest.mark.parametrize(("dataset", "options"), [(torch.arange(40), {"shuffle": True}), (Shards(40), {})])
+def test_a_dataloader_gives_what_torchs_gives_and_resumes_with_another_number_of_workers(
+    dataset: Any, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(3)
+    plain: Any = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, **options)
+    expected = [batch.tolist() for batch in plain]
+    torch.manual_seed(3)
+    loader: Any = DataLoader(dataset, batch_size=4, num_workers=2, **options)
+    iterator = iter(loader)
+    found = [next(iterator).tolist() for _ in range(3)]
+    assert "PortableExecutor" in repr(loader._latest.workers)
+    state = loader.state_dict()
+    del iterator
+    loader = DataLoader(dataset, batch_size=4, num_workers=1 if options else 2, **options)
+    loader.load_state_dict(state)
+    assert found + [batch.tolist() for batch in loader] == expected
+
+
+@pytest.mark.slow
+@portable_workers()
+def test_a_dataset_that_can_not_be_sent_is_an_error_of_a_dataloader() -> None:
+    dataset: Any = [(number for number in range(3))]
+    with pytest.raises(EncodeError, match="generator"):
+        next(iter(DataLoader(dataset, num_workers=1)))
 
 
 # Programs -------------------------------------------------------------------------------------------------------------
@@ -385,8 +419,8 @@ def test_a_message_to_a_worker_that_is_gone_is_an_error_where_sigpipe_would_end_
 )
 def test_the_tests_of_workers_pass_without_what_only_linux_has(names: list[str], tmp_path: Path) -> None:
     environment = {**environment_elsewhere(tmp_path), "SWIFT_LOADER_TESTS_START_METHOD": "portable"}
-    temporary = f"--basetemp={tmp_path / 'temporary'}"
-    command = [sys.executable, "-m", "pytest", "-q", temporary, *(f"tests/system/test_{name}" for name in names)]
+    options = ["-q", "--timeout=300", f"--basetemp={tmp_path / 'temporary'}"]  # workers start slowly
+    command = [sys.executable, "-m", "pytest", *options, *(f"tests/system/test_{name}" for name in names)]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout
 

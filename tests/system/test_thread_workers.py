@@ -95,19 +95,6 @@ def test_batches_that_are_kept_stay_as_they_are() -> None:
         assert [int(image[0, 0, 0]) for image in batch] == list(range(number % 8 * 8, number % 8 * 8 + 8))
 
 
-def test_the_order_goes_on_after_a_break_and_with_set_epoch() -> None:
-    with make_loader(datasets.Counting) as loader:
-        reference = [ids_of(loader) for _ in range(4)]
-    with thread_loader(datasets.Counting) as loader:
-        for epoch in range(2):
-            for number, batch in enumerate(loader):
-                assert batch["id"].tolist() == reference[epoch][number * 8 : number * 8 + 8]
-                if number == 3 * epoch:
-                    break
-        loader.set_epoch(1)
-        assert [ids_of(loader) for _ in range(3)] == reference[1:]
-
-
 def test_out_of_order_each_batch_comes_once() -> None:
     with thread_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False, validate=False) as loader:
         got = [batch["id"].tolist() for batch in loader]
@@ -128,20 +115,6 @@ def test_batches_are_built_before_the_loop_asks() -> None:
         with thread_loader(Notes, validate=validate, message_queue_size=1, data_queue_size=5) as loader:
             loader.start(0)
             wait_until(lambda: len(built) == 40, "five batches are built")
-
-
-@pytest.mark.filterwarnings("ignore:epoch 0:swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_samples_that_fail_are_skipped_or_replaced_as_in_processes(on_error: str) -> None:
-    found = []
-    for worker_type in ("process", "thread"):
-        options: dict[str, Any] = {"kwargs": {"deed": "raise"}, "on_error": on_error, "worker_type": worker_type}
-        with make_loader(datasets.Misbehaving, **options) as loader:
-            ids = ids_of(loader)
-            (failure,) = loader.failures
-        assert type(failure.exception) is datasets.CustomError
-        found.append((ids, failure.index, failure.reason, failure.replaced_by, failure.position))
-    assert found[0] == found[1]
 
 
 def test_a_decoder_that_fails_is_an_error_of_the_loop() -> None:

@@ -101,86 +101,10 @@ class Numbers(Dataset[Any]):
         return index, info is None or info.dataset is self
 
 
-def tensor(index: int) -> torch.Tensor:
-    return torch.full((2,), index, dtype=torch.float64)
-
-
-def array(index: int) -> Any:
-    return np.full((2, 2), index, np.float32)
-
-
-def strided(index: int) -> torch.Tensor:
-    return torch.arange(index, index + 6).reshape(2, 3).T
-
-
-def floating(index: int) -> float:
-    return index / 4
-
-
-def text(index: int) -> str:
-    return "s" * index
-
-
-def is_odd(index: int) -> bool:
-    return index % 2 == 1
-
-
-def nothing(index: int) -> None:
-    return None
-
-
-def mapping(index: int) -> dict[str, Any]:
-    return {"a": torch.tensor(index), "b": [index, str(index)], "c": {"d": np.float64(index), "e": (index,)}}
-
-
-def pair(index: int) -> tuple[torch.Tensor, int]:
-    return torch.arange(3) + index, index
-
-
-def listed(index: int) -> list[float]:
-    return [index, index / 2]
-
-
-def point(index: int) -> Point:
-    return Point(torch.tensor([index]), index / 2)
-
-
-def untyped(index: int) -> Any:
-    return Untyped(index, str(index))
-
-
-def scalar(index: int) -> Any:
-    return np.int16(index)
-
-
-def raw(index: int) -> bytes:
-    return bytes([index])
-
-
-def ragged(index: int) -> torch.Tensor:
-    return torch.zeros(1 + index % 2)
-
-
-def uneven(index: int) -> list[int]:
-    return [index] * (1 + index % 3)
-
-
-def differing(index: int) -> dict[str, int]:
-    return {"a": 1} if index % 4 else {"b": 1}
-
-
-def mixed(index: int) -> Any:
-    return index if index % 2 else float(index)
-
-
 def broken_value(index: int) -> int:
     if index == 3:
         raise ValueError("sample 3 is broken")
     return index
-
-
-def broken_key(index: int) -> int:
-    return index if index != 2 else {0: 1}["no such\nkey"]  # type: ignore[index]
 
 
 def broken_own(index: int) -> int:
@@ -195,69 +119,67 @@ def broken_stop(index: int) -> int:
     return index
 
 
-def drawn(index: int) -> tuple[Any, ...]:
-    return index, random.random(), np.random.random(), torch.rand(2)
+SAMPLES: Mapping[str, Callable[[int], Any]] = {
+    "tensor": lambda index: torch.full((2,), index, dtype=torch.float64),
+    "array": lambda index: np.full((2, 2), index, np.float32),
+    "strided": lambda index: torch.arange(index, index + 6).reshape(2, 3).T,
+    "int": int,
+    "floating": lambda index: index / 4,
+    "text": lambda index: "s" * index,
+    "is_odd": lambda index: index % 2 == 1,
+    "nothing": lambda index: None,
+    "mapping": lambda index: {
+        "a": torch.tensor(index),
+        "b": [index, str(index)],
+        "c": {"d": np.float64(index), "e": (index,)},
+    },
+    "pair": lambda index: (torch.arange(3) + index, index),
+    "listed": lambda index: [index, index / 2],
+    "point": lambda index: Point(torch.tensor([index]), index / 2),
+    "untyped": lambda index: Untyped(index, str(index)),
+    "scalar": np.int16,
+    "raw": lambda index: bytes([index]),
+    "record": Record,
+    "ragged": lambda index: torch.zeros(1 + index % 2),
+    "uneven": lambda index: [index] * (1 + index % 3),
+    "differing": lambda index: {"a": 1} if index % 4 else {"b": 1},
+    "mixed": lambda index: index if index % 2 else float(index),
+    "broken_value": broken_value,
+    "broken_key": lambda index: index if index != 2 else {"a": 1}["no such\nkey"],
+    "broken_own": broken_own,
+    "broken_stop": broken_stop,
+    "drawn": lambda index: (index, random.random(), np.random.random(), torch.rand(2)),
+}
+
+
+def samples(name: str, dataset_class: Any = Samples) -> Callable[[int], Any]:
+    """Return what makes datasets of samples of a kind, given their length."""
+    return lambda num_samples: dataset_class(num_samples, SAMPLES[name])
 
 
 def _concatenated(num_samples: int) -> Any:
-    return ConcatDataset([Samples(num_samples // 2, tensor), Samples(num_samples - num_samples // 2, tensor)])
-
-
-def _stacked(num_samples: int) -> Any:
-    return StackDataset(a=Samples(num_samples, tensor), b=Samples(num_samples, text))
+    make = samples("tensor")
+    return ConcatDataset([make(num_samples // 2), make(num_samples - num_samples // 2)])
 
 
 def _fields(num_samples: int) -> Any:
     return TensorDataset(torch.arange(num_samples), torch.arange(2.0 * num_samples).reshape(num_samples, 2))
 
 
-_FUNCTIONS: tuple[Callable[[int], Any], ...] = (
-    tensor,
-    array,
-    strided,
-    int,
-    floating,
-    text,
-    is_odd,
-    nothing,
-    mapping,
-    pair,
-    listed,
-    point,
-    untyped,
-    scalar,
-    raw,
-    Record,
-    ragged,
-    uneven,
-    differing,
-    mixed,
-    broken_value,
-    broken_key,
-    broken_own,
-    broken_stop,
-    drawn,
-)
-
-
-def _samples_of(sample: Callable[[int], Any]) -> Callable[[int], Any]:
-    return lambda num_samples: Samples(num_samples, sample)
-
-
 MAPS: Mapping[str, Callable[[int], Any]] = {
-    **{function.__name__: _samples_of(function) for function in _FUNCTIONS},
+    **{name: samples(name) for name in SAMPLES},
     "fields": _fields,
-    "subset": lambda num_samples: Subset(Samples(num_samples + 3, tensor), list(range(num_samples + 2, 2, -1))),
-    "subset of whole": lambda num_samples: Subset(Whole(num_samples, pair), range(num_samples)),
+    "subset": lambda num_samples: Subset(samples("tensor")(num_samples + 3), list(range(num_samples + 2, 2, -1))),
+    "subset of whole": lambda num_samples: Subset(samples("pair", Whole)(num_samples), range(num_samples)),
     "concatenated": _concatenated,
-    "stacked": _stacked,
-    "whole": lambda num_samples: Whole(num_samples, pair),
-    "slices": lambda num_samples: Slices(num_samples, int),
+    "stacked": lambda num_samples: StackDataset(a=samples("tensor")(num_samples), b=samples("text")(num_samples)),
+    "whole": samples("pair", Whole),
+    "slices": samples("int", Slices),
     "unmeasured": Unmeasured,
     "worker's": Numbers,
     "list": lambda num_samples: [10 * index for index in range(num_samples)],
     "dictionary": lambda num_samples: {index: str(index) for index in range(num_samples)},
-    "map pipe": lambda num_samples: SequenceWrapper(range(num_samples)).map(floating),
+    "map pipe": lambda num_samples: SequenceWrapper(range(num_samples)).map(SAMPLES["floating"]),
     "letters": lambda num_samples: {chr(97 + index): index for index in range(num_samples)},
 }
 
@@ -341,20 +263,20 @@ class Generated(Stream):
 
 STREAMS: Mapping[str, Callable[[int], Any]] = {
     "plain": Stream,
-    "tensors": lambda num_samples: Stream(num_samples, tensor),
-    "mappings": lambda num_samples: Stream(num_samples, mapping),
-    "texts": lambda num_samples: Stream(num_samples, text),
-    "records": lambda num_samples: Stream(num_samples, Record),
-    "ragged": lambda num_samples: Stream(num_samples, ragged),
+    "tensors": samples("tensor", Stream),
+    "mappings": samples("mapping", Stream),
+    "texts": samples("text", Stream),
+    "records": samples("record", Stream),
+    "ragged": samples("ragged", Stream),
     "sharded": Sharded,
     "unequal": Unequal,
     "measured": Measured,
     "too long": TooLong,
     "single": Single,
     "refusing": Refusing,
-    "broken": lambda num_samples: Stream(num_samples, broken_value),
-    "broken generator": lambda num_samples: Generated(num_samples, broken_own),
-    "drawn": lambda num_samples: Stream(num_samples, drawn),
+    "broken": samples("broken_value", Stream),
+    "broken generator": samples("broken_own", Generated),
+    "drawn": samples("drawn", Stream),
     "pipe": lambda num_samples: IterableWrapper(range(num_samples)),
     "shuffled pipe": lambda num_samples: IterableWrapper(range(num_samples)).shuffle(buffer_size=9).sharding_filter(),
     "chain": lambda num_samples: ChainDataset([Stream(num_samples), Stream(2)]),

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from swift_loader import DataLoader, SwiftLoader
-from swift_loader.report.stages import NAMES
-from tests.support.measured import MeasuredLoader
+from swift_loader.report.report import Report
+from swift_loader.report.stages import NAMES, flat_metrics
+from tests.support.observed import observe
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,6 +22,18 @@ KEYS = {f"swift_loader/{name}" for name in NAMES}
 
 
 ROWS: Any = [torch.full((4,), float(index)) for index in range(48)]
+
+
+class MeasuredLoader:
+    """Has the methods that monitoring asks a loader for."""
+
+    observations = observe(num_batches=100)
+
+    def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
+        return flat_metrics(self.observations, prefix)
+
+    def report(self) -> Report:
+        return Report(self.observations)
 
 
 @pytest.mark.filterwarnings("ignore")

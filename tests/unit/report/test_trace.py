@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import Observations
 from swift_loader.report.trace import write_trace
-from tests.support.simulated import observed
+from tests.support.observed import observe, with_workers
 from tests.support.trace_format import Event, check_format, read_trace, spans
 
 
@@ -26,7 +26,7 @@ def traced(tmp_path: Path, observations: Observations, **options: Any) -> list[E
 
 @pytest.mark.parametrize(("num_batches", "num_workers"), [(0, 1), (1, 0), (90, 3), (90, 64)])
 def test_a_trace_is_in_chromes_format(tmp_path: Path, num_batches: int, num_workers: int) -> None:
-    events = traced(tmp_path, observed(num_batches=num_batches, num_workers=num_workers, steps_per_epoch=40))
+    events = traced(tmp_path, observe(setup=with_workers(num_workers), num_batches=num_batches, steps_per_epoch=40))
     assert len(spans(events, "fetch")) == len(spans(events, "wait")) == num_batches
     assert sum(event["ph"] == "f" for event in events) == num_batches
 
@@ -39,7 +39,7 @@ def changed(observations: Observations, **columns: Any) -> Observations:
 
 
 def test_clocks_that_differ_leave_spans_nested(tmp_path: Path) -> None:
-    observations = observed(num_batches=50)
+    observations = observe(num_batches=50)
     jitter = np.random.default_rng(0).integers(-9_000_000, 9_000_000, 50)
     check = changed(
         observations,
@@ -62,12 +62,12 @@ def test_clocks_that_differ_leave_spans_nested(tmp_path: Path) -> None:
     ],
 )
 def test_indices_are_named_in_short(tmp_path: Path, indices: NDArray[np.int64], text: str) -> None:
-    events = traced(tmp_path, observed(num_batches=1), indices_of=lambda _epoch, _step, _delivered_ns: indices)
+    events = traced(tmp_path, observe(num_batches=1), indices_of=lambda _epoch, _step, _delivered_ns: indices)
     assert spans(events, "fetch")[0]["args"]["indices"] == text
 
 
 def test_a_path_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
-    write_trace(observed(num_batches=3), tmp_path / "trace.json.gz")
+    write_trace(observe(num_batches=3), tmp_path / "trace.json.gz")
     check_format(json.loads(gzip.open(tmp_path / "trace.json.gz").read())["traceEvents"])
 
 
@@ -78,7 +78,7 @@ def test_a_trace_of_another_base_is_shifted_to(tmp_path: Path) -> None:
     base_ns = 1_600_000_000_000_000_000
     (tmp_path / "other.json").write_text(json.dumps({"baseTimeNanoseconds": base_ns, "traceEvents": []}))
     write_trace(
-        observed(num_batches=1, begin_ns=time.perf_counter_ns()),
+        observe(num_batches=1, start_ns=time.perf_counter_ns()),
         tmp_path / "trace.json",
         profile=tmp_path / "other.json",
     )
@@ -88,7 +88,7 @@ def test_a_trace_of_another_base_is_shifted_to(tmp_path: Path) -> None:
 
 def test_a_trace_that_is_only_a_list_counts_from_1970(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps([{"ph": "X", "name": "theirs"}]))
-    write_trace(observed(num_batches=1), tmp_path / "trace.json", profile=tmp_path / "other.json")
+    write_trace(observe(num_batches=1), tmp_path / "trace.json", profile=tmp_path / "other.json")
     trace = read_trace(tmp_path / "trace.json")
     assert trace["traceEvents"][0] == {"ph": "X", "name": "theirs"}
     assert trace["baseTimeNanoseconds"] == 0
@@ -97,12 +97,12 @@ def test_a_trace_that_is_only_a_list_counts_from_1970(tmp_path: Path) -> None:
 def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("[]")
     with pytest.raises(ValueError, match="path and profile are one file"):
-        write_trace(observed(num_batches=1), tmp_path / "model.json", profile=tmp_path / "." / "model.json")
+        write_trace(observe(num_batches=1), tmp_path / "model.json", profile=tmp_path / "." / "model.json")
     assert (tmp_path / "model.json").read_text() == "[]"
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json' has no traceEvents; give a file of export_chrome_trace"):
-        write_trace(observed(num_batches=1), tmp_path / "trace.json", profile=tmp_path / "other.json")
+        write_trace(observe(num_batches=1), tmp_path / "trace.json", profile=tmp_path / "other.json")
     assert not (tmp_path / "trace.json").exists()
