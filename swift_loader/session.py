@@ -25,7 +25,7 @@ from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.processes import Starter, make_executor, setup_of
-from swift_loader.executors.thread.executor import ThreadExecutor
+from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup

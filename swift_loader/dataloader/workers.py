@@ -26,7 +26,7 @@ from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.processes import can_fork, make_executor, make_starter, processes_of, setup_of, warm_up
-from swift_loader.executors.thread.executor import ThreadExecutor
+from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup

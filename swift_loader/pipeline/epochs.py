@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch, warn
-from swift_loader.executors.calls.event_loop import CoroutineLoop
+from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.iterator import OpenRun, PipelineIterator, Position

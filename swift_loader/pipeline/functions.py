@@ -13,7 +13,7 @@ from enum import Enum
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from swift_loader.executors.calls.event_loop import call_soon
+from swift_loader.executors.calls import call_soon
 
 
 class Kind(Enum):

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
-from swift_loader.executors.calls.event_loop import call_soon
-from swift_loader.executors.thread.crew import Post
+from swift_loader.executors.calls import call_soon
+from swift_loader.executors.crew import Post
 from swift_loader.pipeline.functions import awaited
 from swift_loader.pipeline.items import Marker
 from swift_loader.pipeline.relay import Relay

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.executors.base import Executor
-from swift_loader.executors.calls.executor import CallExecutor
+from swift_loader.executors.calls import CallExecutor
 from swift_loader.executors.processes import make_executor, make_starter
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from swift_loader.errors import NoProcessesLeft, WorkerStalled
 from swift_loader.executors.base import Executor
-from swift_loader.executors.calls.event_loop import CoroutineLoop
+from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.relay import Relay

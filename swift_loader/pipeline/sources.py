@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.executors.calls.event_loop import call_soon
+from swift_loader.executors.calls import call_soon
 from swift_loader.pipeline.items import Item, Marker
 from swift_loader.pipeline.relay import Relay
 from swift_loader.worker.stream import is_stateful

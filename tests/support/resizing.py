@@ -8,7 +8,7 @@ from typing import Any
 from swift_loader import SwiftLoader
 from swift_loader.executors.portable.supervisor import PortableExecutor
 from swift_loader.executors.process.supervisor import ProcessExecutor
-from swift_loader.executors.thread.executor import ThreadExecutor
+from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.scheduler.workers import WorkerState
 from tests.support.datasets import Counting
 from tests.support.helpers import wait_until

@@ -14,12 +14,12 @@ from typing import Any
 
 from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
 from swift_loader.executors.base import Inbox
+from swift_loader.executors.crew import ThreadInbox
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.calls import ActorCalls, Broken, Lost
 from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.ray.process import ActorProcess
-from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
+from swift_loader.executors.crew import Mailbox
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.dataset_check import DatasetCheck
@@ -27,7 +28,6 @@ from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.inbox import Posted, RayWorker
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
 from swift_loader.executors.ray.process import ActorProcess
-from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner

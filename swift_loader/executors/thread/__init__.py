@@ -1,1 +1,0 @@
-"""Worker threads: they build batches in the trainer, beside the loop's thread."""
