@@ -24,7 +24,7 @@ from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
 from swift_loader.executors.inline import InlineExecutor
-from swift_loader.executors.processes import Starter, make_executor, setup_of
+from swift_loader.executors.processes import AnyFleet, make_executor, setup_of
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
@@ -70,7 +70,7 @@ class Session:
         *,
         file_number: int = 0,
         dataset: Any = None,
-        supervisor: Starter | None = None,
+        supervisor: AnyFleet | None = None,
         broadcast: Broadcast | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
@@ -112,7 +112,7 @@ class Session:
             self._at_close.close()
             raise
 
-    def _make_dispatcher(self, supervisor: Starter | None, dataset: Any) -> Dispatcher:
+    def _make_dispatcher(self, supervisor: AnyFleet | None, dataset: Any) -> Dispatcher:
         """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
         delivery, metrics = self._options.delivery, self.metrics
         spec = WorkerSpec(self._options.workers, self._settings)

@@ -25,7 +25,7 @@ from swift_loader.dataloader.options import OwnOptions, delivery_of, rng_of, sta
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
-from swift_loader.executors.processes import can_fork, make_executor, make_starter, processes_of, setup_of, warm_up
+from swift_loader.executors.processes import can_fork, make_executor, make_fleet, processes_of, setup_of, warm_up
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -263,7 +263,7 @@ class LoaderWorkers:
         if mode.pool is not None:
             worker_options = replace(worker_options, torch=replace(mode, kept=mode.pool.deal(delivery.num_workers)))
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
-        starter = None if delivery.uses_threads else make_starter(spec, delivery)
+        starter = None if delivery.uses_threads else make_fleet(spec, delivery)
         executor: Executor
         if starter is not None:
             executor = make_executor(starter, metrics, _log_once, note=notices.append)

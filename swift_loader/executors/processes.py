@@ -6,21 +6,24 @@ What a choice needs is imported once it is chosen: `executors.process` can be im
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Union
 
 from swift_loader.executors.base import Executor
+from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import HandledProcess
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.metrics.machine import available_cores, ranks_here
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Setup
 from swift_loader.options import DeliveryOptions
-from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
+
+if TYPE_CHECKING:
+    from swift_loader.executors.ray.mixed import MixedStarter
 
 # Says what a loader and its machine have, for whoever looks at its measurements.
 
@@ -46,47 +49,6 @@ PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""
 
 
-class Starter(Protocol):
-    """Starts the processes of one loader. Builds the dataset in the first one before anything else exists."""
-
-    @property
-    def owner(self) -> ProcessOwner:
-        """The only process that may use it."""
-        ...
-
-    @property
-    def spec(self) -> WorkerSpec:
-        """What is sent to the processes when they start."""
-        ...
-
-    def start_first(self) -> None:
-        """Start the process that builds the dataset first, unless that was done. Returns while it builds it."""
-        ...
-
-    def wait_built(self) -> tuple[int, float]:
-        """Do the same, and wait until it has built it. Return the dataset's length, and the seconds that it took."""
-        ...
-
-    def is_current(self) -> bool:
-        """Return whether another start would build the same. The dataset or the environment may have changed."""
-        ...
-
-    def resize(self, num_workers: int, limits: Limits) -> None:
-        """Be ready for so many workers. Starts and ends none."""
-        ...
-
-    def processes(self) -> Sequence[HandledProcess]:
-        """Return the processes of the workers, by id. One that is just being replaced is left out. Any thread.
-
-        Waits until all were started, if they are still being started.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop all processes and close all handles, if no executor does. Idempotent."""
-        ...
-
-
 def can_fork() -> bool:
     """Return whether workers can be forks of this process."""
     return StartMethod.FORK.on(PLATFORM) is StartMethod.FORK
@@ -103,56 +65,55 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
         ROOTS.warm(modules)
 
 
-def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> Starter:
-    """Return what starts the processes that the options and the platform demand."""
+AnyFleet = Union[Fleet, "MixedStarter"]
+
+
+def make_fleet(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> AnyFleet:
+    """Return the fleet that the options and the platform demand. It starts nothing yet."""
     if options.executor is not None:
+        from swift_loader.executors.ray.mixed import MixedStarter
         from swift_loader.executors.ray.supervisor import RaySupervisor
 
         remote = RaySupervisor(spec, options, options.executor, wording)
         if not options.num_local:
             return remote
-        from swift_loader.executors.ray.mixed import MixedStarter
-
         here = replace(options, num_workers=options.num_local, executor=None, num_local=0)
-        return MixedStarter(make_starter(spec, here, wording), remote)
+        local = make_fleet(spec, here, wording)
+        assert isinstance(local, Fleet)
+        return MixedStarter(local, remote)
     if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
-        from swift_loader.executors.portable.supervisor import PortableSupervisor
+        from swift_loader.executors.portable.fleet import InterpreterFleet
 
-        return PortableSupervisor(spec, options, wording)
-    from swift_loader.executors.process.supervisor import Supervisor
+        return InterpreterFleet(spec, options, wording)
+    from swift_loader.executors.process.fleet import TemplateFleet
 
-    return Supervisor(spec, options, wording)
+    return TemplateFleet(spec, options, wording)
 
 
 def make_executor(
-    starter: Starter,
+    fleet: AnyFleet,
     metrics: Metrics,
     log: Callable[[str], None],
     on_segment: Callable[[Segment], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Executor:
-    """Return the executor of a starter's processes. It owns the starter. `on_segment`: see `ProcessExecutor`.
+    """Return the executor of a fleet, which it owns. `on_segment`: see `MessageReader`.
 
     `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
     """
-    from swift_loader.executors.portable.supervisor import PortableExecutor, PortableSupervisor
+    if "swift_loader.executors.ray.supervisor" in sys.modules:
+        from swift_loader.executors.ray.executor import ActorExecutor
+        from swift_loader.executors.ray.mixed import MixedExecutor, MixedStarter
+        from swift_loader.executors.ray.supervisor import RaySupervisor
 
-    if isinstance(starter, PortableSupervisor):
-        return PortableExecutor(starter, metrics, log, on_segment)
-    from swift_loader.executors.process.supervisor import ProcessExecutor, Supervisor
-
-    if isinstance(starter, Supervisor):
-        return ProcessExecutor(starter, metrics, log, on_segment)
-    from swift_loader.executors.ray.executor import ActorExecutor
-    from swift_loader.executors.ray.mixed import MixedExecutor, MixedStarter
-    from swift_loader.executors.ray.supervisor import RaySupervisor
-
-    if isinstance(starter, MixedStarter):
-        local = make_executor(starter.local, metrics, log, on_segment, note)
-        assert isinstance(local, (ProcessExecutor, PortableExecutor))
-        return MixedExecutor(local, ActorExecutor(starter.remote, metrics, log, on_segment, note), starter.num_local)
-    assert isinstance(starter, RaySupervisor)
-    return ActorExecutor(starter, metrics, log, on_segment, note)
+        if isinstance(fleet, MixedStarter):
+            local = WorkerExecutor(fleet.local, metrics, log, on_segment)
+            remote = ActorExecutor(fleet.remote, metrics, log, on_segment, note)
+            return MixedExecutor(local, remote, fleet.num_local)
+        if isinstance(fleet, RaySupervisor):
+            return ActorExecutor(fleet, metrics, log, on_segment, note)
+    assert isinstance(fleet, Fleet)
+    return WorkerExecutor(fleet, metrics, log, on_segment)
 
 
 # What a program may see of the processes, under the names that torch's iterators have ---------------------------------
@@ -199,7 +160,7 @@ class ProcessView:
         return f"<{self.name}, pid {self.pid}{'' if self.is_alive() else ', ended'}>"
 
 
-def processes_of(starter: Starter | None) -> list[ProcessView]:
-    """Return the processes of the workers, by id. None if there is no starter."""
-    found = [] if starter is None else starter.processes()
+def processes_of(fleet: AnyFleet | None) -> list[ProcessView]:
+    """Return the processes of the workers, by id. None if there is no fleet."""
+    found = [] if fleet is None else fleet.processes()
     return [ProcessView(number, process) for number, process in enumerate(found)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor
-from swift_loader.executors.processes import make_executor, make_starter
+from swift_loader.executors.processes import make_executor, make_fleet
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
@@ -101,7 +101,7 @@ def process_executor(
         max_on_device=1,
         pin_memory=False,
     )
-    starter = make_starter(WorkerSpec(options, plan), delivery, StageWording(stage))
+    starter = make_fleet(WorkerSpec(options, plan), delivery, StageWording(stage))
     return make_executor(starter, Metrics(enabled=False), logger.debug)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from swift_loader import SwiftLoader
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.executors.process.supervisor import ProcessExecutor
-from swift_loader.executors.process.workers import WorkerHandle
+from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.process.fleet import WorkerHandle
 from tests.support.datasets import Blocks
 from tests.support.helpers import wait_until
 
@@ -38,8 +38,8 @@ def dispatcher_of(loader: SwiftLoader) -> Dispatcher:
 
 def workers_of(loader: SwiftLoader) -> list[WorkerHandle]:
     executor = dispatcher_of(loader)._executor
-    assert isinstance(executor, ProcessExecutor)
-    return list(executor._supervisor.workers.all.values())
+    assert isinstance(executor, WorkerExecutor)
+    return list(executor.fleet.workers.values())
 
 
 def wait_for_ready(loader: SwiftLoader, count: int) -> None:

@@ -20,8 +20,7 @@ from pathlib import Path
 from random import Random
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.process.supervisor import ProcessExecutor
-from swift_loader.executors.process.workers import WorkerHandle
+from swift_loader.executors.process.fleet import TemplateFleet, WorkerHandle
 from swift_loader.scheduler.failures import TEMPLATE
 from swift_loader.scheduler.work import key_of
 
@@ -57,9 +56,10 @@ class Killer:
     def __init__(self, loader: SwiftLoader, aims: Sequence[Aim], rng: Random, pause_s: float = 0.02) -> None:
         assert loader._session is not None
         self._dispatcher = loader._session.dispatcher
-        assert isinstance(self._dispatcher._executor, ProcessExecutor)
         self._scheduler = self._dispatcher._scheduler
-        self._supervisor = self._dispatcher._executor._supervisor
+        fleet = self._dispatcher._executor.fleet  # type: ignore[attr-defined]
+        assert isinstance(fleet, TemplateFleet)
+        self._fleet = fleet
         self._aims, self._rng, self._pause_s = aims, rng, pause_s
         self._stop = threading.Event()
         self._is_done = threading.Event()
@@ -78,7 +78,7 @@ class Killer:
     @property
     def is_dealt_with(self) -> bool:
         """Whether all that were killed have been replaced."""
-        return not self._num_missing() and self._struck.isdisjoint(self._supervisor.workers.all)
+        return not self._num_missing() and self._struck.isdisjoint(self._fleet.workers)
 
     def __enter__(self) -> Killer:
         self._thread.start()
@@ -133,8 +133,8 @@ class Killer:
 
     def _await_replacement(self, victims: list[WorkerHandle], *, is_hanging: bool) -> bool:
         """Return whether they were replaced; one that only hangs is let go if nobody waits for it."""
-        deadline_s = time.monotonic() + _PATIENCE_S + (self._supervisor.options.timeout_s or 0.0)
-        while any(victim.serial in self._supervisor.workers.all for victim in victims) or self._num_missing():
+        deadline_s = time.monotonic() + _PATIENCE_S + (self._fleet.options.timeout_s or 0.0)
+        while any(victim.serial in self._fleet.workers for victim in victims) or self._num_missing():
             if self._stop.wait(_TICK_S):
                 return False
             if is_hanging and time.monotonic() > deadline_s:
@@ -143,10 +143,10 @@ class Killer:
         return bool(victims)
 
     def _num_missing(self) -> int:
-        return self._supervisor.options.num_workers - len(self._supervisor.workers.all)
+        return self._fleet.options.num_workers - len(self._fleet.workers)
 
     def _continue_stopped(self, except_for: Sequence[WorkerHandle] = ()) -> None:
-        for worker in self._supervisor.workers.all.values():
+        for worker in self._fleet.workers.values():
             if worker not in except_for and _state(worker) == "T":
                 self._signal(worker, signal.SIGCONT)
 
@@ -160,7 +160,7 @@ class Killer:
     def _quiet(self) -> Iterator[list[WorkerHandle]]:
         """Keep the ledger as it is for a while, and yield the workers that may die, in random order."""
         with self._dispatcher.dispatch_lock, self._dispatcher.lock:
-            candidates = [worker for worker in self._supervisor.workers.all.values() if self._may_die(worker)]
+            candidates = [worker for worker in self._fleet.workers.values() if self._may_die(worker)]
             is_settled = not self._num_missing() and not self._scheduler.ledger._lost
             self._rng.shuffle(candidates)
             yield candidates if is_settled else []
@@ -201,7 +201,7 @@ class Killer:
 
     def _strike_all(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:
-            if len(candidates) < self._supervisor.options.num_workers:
+            if len(candidates) < self._fleet.options.num_workers:
                 return []
             for worker in candidates:
                 self._signal(worker, signal.SIGSTOP)
@@ -216,12 +216,12 @@ class Killer:
     def _strike_template(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:
             num_in_a_row = self._scheduler._restarts.num_in_a_row(TEMPLATE)
-            if not candidates or not self._supervisor.templates.are_forkable or num_in_a_row > 1:
+            if not candidates or not self._fleet.starter.are_forkable or num_in_a_row > 1:
                 return []
-            self._struck.update(self._supervisor.workers.all)
-            template = self._supervisor.templates.all[0]
+            self._struck.update(self._fleet.workers)
+            template = self._fleet.starter.templates[0]
             signal.pidfd_send_signal(template.pidfd, signal.SIGKILL)
-            return list(self._supervisor.workers.all.values())
+            return list(self._fleet.workers.values())
 
     def _strike_by_stopping(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:

@@ -96,7 +96,7 @@ def actors_of(loader: SwiftLoader) -> list[RayWorker]:
     if isinstance(executor, MixedExecutor):
         executor = executor._remote
     assert isinstance(executor, ActorExecutor)
-    return list(executor._supervisor.workers.values())
+    return list(executor.fleet.workers.values())
 
 
 def actor_pids(loader: SwiftLoader) -> list[int]:

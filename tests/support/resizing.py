@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.portable.supervisor import PortableExecutor
-from swift_loader.executors.process.supervisor import ProcessExecutor
+from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.scheduler.workers import WorkerState
 from tests.support.datasets import Counting
@@ -41,12 +40,10 @@ def workers_of(loader: SwiftLoader) -> list[Any]:
     """Return the executor's handles on all workers that exist."""
     assert loader._session is not None
     executor = loader._session.dispatcher._executor
-    if isinstance(executor, PortableExecutor):
-        return list(executor._supervisor.workers.values())
     if isinstance(executor, ThreadExecutor):
         return list(executor._workers.values())
-    assert isinstance(executor, ProcessExecutor)
-    return list(executor._supervisor.workers.all.values())
+    assert isinstance(executor, WorkerExecutor)
+    return list(executor.fleet.workers.values())
 
 
 def num_ready(loader: SwiftLoader) -> int:

@@ -56,12 +56,12 @@ subprocess.STARTUPINFO = subprocess.CREATE_NEW_PROCESS_GROUP = None  # type: ign
 sys.platform = "win32"
 
 import swift_loader
-from swift_loader.executors.portable import supervisor
+from swift_loader.executors.portable import fleet
 from swift_loader.executors.portable.interpreter import Launch
 from swift_loader.transport.payload import Environment, HeapMemory, pack_payload, read_environment, read_payload
 from swift_loader.worker import portable
 
-assert [supervisor, portable]
+assert [fleet, portable]
 
 
 class Dataset:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderError
-from swift_loader.executors.process import workers as worker_processes
+from swift_loader.executors.process import starter
 from swift_loader.transport.failpoints import VARIABLE, Action, Failpoint
 from tests.support import datasets
 from tests.support.helpers import exhaustive_unless, make_loader, set_environ, template_and_workers, wait_until
@@ -96,7 +96,7 @@ def test_what_arrives_is_the_reference_or_a_prefix_and_a_typed_error(
     )
     set_environ(monkeypatch, VARIABLE, f"{cell.point.value}={cell.action.value},once={marker}{hit}")
     if cell.is_in_template and cell.action in HANGS:
-        monkeypatch.setattr(worker_processes, "FORK_LIMIT_S", 0.5)
+        monkeypatch.setattr(starter, "FORK_LIMIT_S", 0.5)
     if cell.later:
         marker.touch()  # as if it had happened
     dataset = partial(datasets.Slow, seconds=0.003) if cell.later else datasets.Counting

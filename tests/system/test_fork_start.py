@@ -23,7 +23,7 @@ import torch
 
 from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning, WorkerDied
 from swift_loader.executors.process.deaths import ForkWatch
-from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.process.fleet import TemplateFleet
 from tests.support import datasets
 from tests.support.helpers import ROOT, ids_of, make_loader, run_script, wait_until
 
@@ -53,10 +53,10 @@ def forking(dataset: Any, **options: Any) -> SwiftLoader:
     return SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=2, seed=7, start_method="fork", **options)
 
 
-def supervisor_of(loader: SwiftLoader) -> Supervisor:
+def supervisor_of(loader: SwiftLoader) -> TemplateFleet:
     session = loader._lifecycle.session
     assert session is not None
-    supervisor: Supervisor = session.dispatcher._executor._supervisor  # type: ignore[attr-defined]
+    supervisor: TemplateFleet = session.dispatcher._executor.fleet  # type: ignore[attr-defined]
     return supervisor
 
 
@@ -165,7 +165,7 @@ def test_a_worker_that_dies_is_replaced_with_the_same_dataset() -> None:
     ) as loader:
         batches, iterator = [], iter(loader)
         batches.append(next(iterator))
-        worker = next(iter(supervisor_of(loader).workers.all.values()))
+        worker = next(iter(supervisor_of(loader).workers.values()))
         os.kill(worker.process.pid, signal.SIGKILL)
         with pytest.warns(UserWarning, match="SIGKILL"):
             batches += list(iterator)
@@ -176,7 +176,7 @@ def test_a_fork_of_the_trainer_that_dies_ends_the_loader() -> None:
     with forking(datasets.Counting(100_000)) as loader:
         iterator = iter(loader)
         next(iterator)
-        os.kill(supervisor_of(loader).templates.all[0].pid, signal.SIGKILL)
+        os.kill(supervisor_of(loader).starter.templates[0].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match=r"a fork of the training process.*can't be made again"):
             for _ in iterator:
                 pass
@@ -326,9 +326,9 @@ if sys.argv[1] == "main":
 else:
     thread.start()
     thread.join()
-supervisor = loader._lifecycle.session.dispatcher._executor._supervisor
-workers = supervisor.workers.all.values()
-print(*(one.pid for one in supervisor.templates.all), *(one.process.pid for one in workers), flush=True)
+supervisor = loader._lifecycle.session.dispatcher._executor.fleet
+workers = supervisor.workers.values()
+print(*(one.pid for one in supervisor.starter.templates), *(one.process.pid for one in workers), flush=True)
 signal.pause()
 """
     with subprocess.Popen([sys.executable, "-c", program, thread], stdout=subprocess.PIPE, cwd=ROOT) as trainer:

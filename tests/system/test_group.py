@@ -248,7 +248,7 @@ TROUBLES = """
             for batch in loader:
                 digests.append(digest(batch))
                 if rank == 0 and len(digests) == 3:
-                    workers = loader._session.dispatcher._executor._supervisor.workers.all
+                    workers = loader._session.dispatcher._executor.fleet.workers
                     os.kill(next(iter(workers.values())).process.pid, signal.SIGKILL)
             restarts = loader.report()["worker_restarts"]
         return [digests, restarts]
@@ -259,7 +259,7 @@ TROUBLES = """
             batches = iter(loader)
             next(batches)
             if rank == 0:
-                for worker in loader._session.dispatcher._executor._supervisor.workers.all.values():
+                for worker in loader._session.dispatcher._executor.fleet.workers.values():
                     os.kill(worker.process.pid, signal.SIGKILL)
             return outcome(lambda: [0 for _ in batches])
 
@@ -411,7 +411,7 @@ FOUR_RANKS = """
 def test_each_group_of_a_mesh_has_a_rank_that_loads(tmp_path: Path) -> None:
     reports = [reported for [reported] in run_ranks(FOUR_RANKS, 4, tmp_path)]
     names, digests = zip(*reports, strict=True)
-    assert names == ("ProcessExecutor", "ReceivingExecutor", "ProcessExecutor", "ReceivingExecutor")
+    assert names == ("WorkerExecutor", "ReceivingExecutor", "WorkerExecutor", "ReceivingExecutor")
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.portable.supervisor import PortableExecutor
+from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.process import memory
-from swift_loader.executors.process.supervisor import ProcessExecutor
 from tests.support import datasets
 from tests.support.helpers import make_loader, wait_until
 
@@ -26,10 +25,8 @@ def worker_handles(loader: SwiftLoader) -> list[Any]:
     """Return the trainer's handles on the workers."""
     assert loader._session is not None
     executor = loader._session.dispatcher._executor
-    if isinstance(executor, PortableExecutor):
-        return list(executor._supervisor.workers.values())
-    assert isinstance(executor, ProcessExecutor)
-    return list(executor._supervisor.workers.all.values())
+    assert isinstance(executor, WorkerExecutor)
+    return list(executor.fleet.workers.values())
 
 
 def value_of(index: int) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from swift_loader.executors.inboxes import MAX_RECEIVERS
-from swift_loader.executors.process.workers import FIRST_WORKERS
+from swift_loader.executors.inbox import MAX_RECEIVERS
+from swift_loader.executors.process.starter import FIRST_WORKERS
 from swift_loader.transport.failpoints import VARIABLE
 from tests.support import datasets
 from tests.support.helpers import (

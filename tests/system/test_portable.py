@@ -155,7 +155,7 @@ def test_the_log_says_in_one_line_that_starting_takes_longer(tmp_path: Path) -> 
 def test_elsewhere_than_on_linux_it_is_the_default() -> None:
     with make_loader(datasets.Counting) as loader:
         assert sorted(ids_of(loader)) == list(range(100))
-        assert "PortableExecutor" in repr(loader)
+        assert "InterpreterFleet" in repr(loader)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_a_dataloader_gives_what_torchs_gives_and_resumes_with_another_number_of
     loader: Any = DataLoader(dataset, batch_size=4, num_workers=2, **options)
     iterator = iter(loader)
     found = [next(iterator).tolist() for _ in range(3)]
-    assert "PortableExecutor" in repr(loader._latest.workers)
+    assert "InterpreterFleet" in repr(loader._latest.workers)
     state = loader.state_dict()
     del iterator
     loader = DataLoader(dataset, batch_size=4, num_workers=1 if options else 2, **options)

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from swift_loader import DataLoader, RayExecutor, SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
-from swift_loader.executors.process.supervisor import ProcessExecutor
+from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.support.checked import Checked, Reference, collate_flat, digest
 from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values
@@ -217,8 +217,8 @@ def local_pids(loader: SwiftLoader) -> list[int]:
     executor = loader._session.dispatcher._executor if loader._session else None
     assert isinstance(executor, MixedExecutor)
     local = executor._local
-    assert isinstance(local, ProcessExecutor)
-    pids = [worker.process.pid for worker in list(local._supervisor.workers.all.values())]
+    assert isinstance(local, WorkerExecutor)
+    pids = [worker.process.pid for worker in list(local.fleet.workers.values())]
     return [pid for pid in pids if not is_gone(pid)]
 
 
@@ -415,7 +415,7 @@ with SwiftLoader(Points, batch_size=5, shuffle=False, collate_fn=together, execu
     assert ray.is_initialized()
     print(json.dumps([batch.x for batch in batches]), type(batches[0]) is Point)
     if "--wait" in sys.argv:
-        handles = loader._session.dispatcher._executor._supervisor.workers.values()
+        handles = loader._session.dispatcher._executor.fleet.workers.values()
         print(json.dumps([handle.process.pid for handle in handles if handle.process.pid]), flush=True)
         sys.stdin.read()
 print(ray.is_initialized())

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from swift_loader import WorkerDied
-from swift_loader.executors.process import templates
+from swift_loader.executors.process import starter
 from swift_loader.executors.process.roots import ROOTS, SWITCH
 from swift_loader.pipeline import Pipeline
 from tests.support import datasets
@@ -203,7 +203,7 @@ def test_an_import_that_fails_in_the_root_is_an_error_of_that_loader_alone(body:
 def test_an_import_that_hangs_in_the_root_is_left_to_the_loader(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(templates, "_IMPORT_LIMIT_S", 1.5)
+    monkeypatch.setattr(starter, "_IMPORT_LIMIT_S", 1.5)
     marker = tmp_path / "marker"
     hang = f"Path({str(marker)!r}).touch(); import signal; signal.pause()"
     module.write(f"if os.getpid() != {os.getpid()} and not Path({str(marker)!r}).exists():\n    {hang}")

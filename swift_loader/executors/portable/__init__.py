@@ -1,10 +1,10 @@
-"""Builds batches in worker processes, by means that every system has: macOS and Windows, too.
+"""Worker processes by means that every system has: macOS and Windows, too.
 
 Each worker is a fresh interpreter with its own dataset. Frames are the same as those of `executors.process`, and what
 reads them, too. Other means carry them: connections of `multiprocessing`, and shared memory with names. Nothing is
 forked, no descriptor is sent, and each wait is `multiprocessing.connection.wait`.
 
-supervisor.py    starts the interpreters, and stops them; the executor orders that
+fleet.py         starts the interpreters, and stops them; the executor orders that
 │ ▲                │ interpreter.py: a process, its pipes, and a thread that waits for its end
 │ └──events── inbox.py ◄──ended──┘
 │                ▲

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -113,9 +113,6 @@ class Launch:
 
 _ANSWER_S = 0.5
 """A worker that doesn't hold the GIL answers a request within this time."""
-
-_STAGES: tuple[tuple[str, float], ...] = (("request_exit", 0.7), ("terminate", 0.5), ("kill", 1.0))
-"""(method, seconds until the next stage). On Windows, the last two are the same."""
 
 _JOIN_LIMIT_S = 0.5
 """How long a thread may take to end after its process."""
@@ -311,20 +308,3 @@ class Interpreter:
 
     def __repr__(self) -> str:
         return f"<Interpreter pid {self.pid}{', ended' * self.has_ended}>"
-
-
-def stop_interpreters(interpreters: Iterable[Interpreter]) -> None:
-    """Stop them in stages. Returns when all have ended, or after 2.2 s. An interrupt kills them at once."""
-    left = list(interpreters)
-    try:
-        for stage, limit_s in _STAGES:
-            for interpreter in left:
-                getattr(interpreter, stage)()
-            deadline_s = time.monotonic() + limit_s
-            left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
-            if not left:
-                return
-    except BaseException:  # a signal handler's; no system would end those whose main thread never looks
-        for interpreter in left:
-            interpreter.kill()
-        raise

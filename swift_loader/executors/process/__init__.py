@@ -1,15 +1,14 @@
-"""Builds batches in worker processes.
+"""Worker processes that are forked from templates, or were templates: on Linux.
 
-supervisor.py      one thread starts the template and the workers, and learns how they ended; the executor orders that
-│ ▲                  │ event_loop_thread.py, templates.py, workers.py, launch.py
-│ └──events── inbox.py ◄── supervisor's events
+fleet.py       what the executor uses: it lets the starter's thread start processes and learn how they ended
+│ ▲              │ starter.py on loop_thread.py; launch.py, root.py, trainer_fork.py
+│ └──events── inbox.py
 │                ▲
 └──tasks──► ../handle.py ◄──messages── worker process
 
 The handles on processes: template.py, and ../handle.py with memory (memory.py) and leases (lease.py) of its slots.
 What comes from a worker: inbox.py waits for it, reader.py reads it, dataset_check.py compares the datasets.
 What a person reads: explain.py, with deaths.py for exits, and diagnostics.py for stderr and stacks.
-How processes start: templates.py chooses between launch.py for interpreters, roots.py and root.py for the process whose
-forks are templates, and trainer_fork.py for forks of the trainer. How they end: event_loop_thread.py. What users fork:
-forks.py.
+How processes start: starter.py chooses between launch.py for interpreters, roots.py and root.py for the process whose
+forks are templates, and trainer_fork.py for forks of the trainer. What users fork: forks.py.
 """

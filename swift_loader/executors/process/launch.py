@@ -63,8 +63,8 @@ class Launch:
         """Start an interpreter as a template. It gets copies of the descriptors."""
         return self._start("template", channel, traces, stderr)
 
-    def start_root(self, channel: int, stderr: int) -> subprocess.Popen[bytes]:
-        """Start an interpreter as a root. It gets copies of the descriptors."""
+    def start_root(self, channel: int, _traces: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Start an interpreter as a root. It gets copies of the channel and of stderr: it owns nothing else."""
         return self._start("root", channel, channel, stderr)
 
     def _start(self, program: str, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:

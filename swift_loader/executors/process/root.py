@@ -9,22 +9,20 @@ kernel kills the root when the thread that started it ends. `swift_loader.worker
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
-from swift_loader.executors.process.diagnostics import Diagnostics
-from swift_loader.executors.process.event_loop_thread import EventLoopThread, stop_processes
+from swift_loader.executors.fleet import stop_processes
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Conditions, Launch
-from swift_loader.interrupts import blocked
+from swift_loader.executors.process.loop_thread import LoopThread
+from swift_loader.executors.process.template import ServerProcess
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.descriptors import explaining_limits, open_pidfd
-from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.descriptors import explaining_limits
+from swift_loader.transport.frames import Frame, Kind
 from swift_loader.transport.template_messages import Blank, Exited, Fork, Forked, Refused, Warmed
 
 # A template that was forked from the root, before it knows which loader it serves.
@@ -87,90 +85,82 @@ class RootRefused(Exception):
         """The modules whose import may be the reason. No other root should import them."""
 
 
-class Root:
+class _RootProcess(ServerProcess):
+    """The process of a root, which gets its messages."""
+
+    def __init__(self, launch: Launch, root: Root) -> None:
+        """Start it."""
+        self._root = root
+        super().__init__(launch.start_root)
+
+    def _note(self, frame: Frame, _: list[int]) -> None:
+        self._root.note(frame)
+
+    def end_requests(self) -> None:
+        """Have it exit once it has answered all requests, and its templates have ended."""
+        self._channel.end_sending()
+
+
+class Root(LoopThread):
     """One root process. It starts with the first request. Any thread may call its methods, which return at once."""
 
     def __init__(self, launch: Launch, conditions: Conditions) -> None:
         """Start nothing. `launch` starts the interpreter, and is closed with this object."""
+        super().__init__("root")
         self.conditions = conditions
         self.refusal: RootRefused | None = None
         """Why it forks no more. Written once, by its thread."""
         self.imported: frozenset[str] = frozenset()
         """The modules that it was asked to import, and has imported. Replaced by its thread."""
         self._launch = launch
-        self._thread = EventLoopThread(lambda: None, self._end_with, "root")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
-        self._channel, self._theirs = Channel.pair()
-        try:
-            self._diagnostics = Diagnostics()
-        except BaseException:
-            self._channel.close()
-            self._theirs.close()
-            raise
+        self._process: _RootProcess | None = None
         self._num_requests = 0
         self._asked: dict[int, tuple[tuple[str, ...], BlankTemplate | None, Future[BlankTemplate] | None]] = {}
         """The requests that weren't answered, by number."""
         self._templates: dict[int, BlankTemplate] = {}
         """Those that haven't ended, by the number of the request."""
-        FORKS.holders.add(self)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
-        directory = -1 if self._thread.loop.is_closed else self._launch.directory
-        return [self._pidfd, self._channel.fileno(), self._theirs.fileno(), directory]
+        """Return the descriptors that it owns, apart from those of its process; -1 for those that are closed."""
+        return [*super().descriptors(), -1 if self.is_closed else self._launch.directory]
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended, and its thread."""
-        return not self._thread.is_open
-
     def warm(self, modules: tuple[str, ...]) -> None:
         """Have it import modules."""
-        self._thread.submit(partial(self._ask, modules, None))
+        self.submit(partial(self._ask, modules, None))
 
     def fork(self, modules: tuple[str, ...]) -> Future[BlankTemplate]:
         """Have it import modules, and fork. The future may hold `RootRefused`."""
         answer: Future[BlankTemplate] = Future()
-        if not self._thread.submit(partial(self._ask, modules, answer)):
+        if not self.submit(partial(self._ask, modules, answer)):
             answer.set_exception(RootRefused("it has ended"))
         return answer
 
     def retire(self) -> None:
         """Let it exit once its templates have ended. Idempotent."""
-        self._thread.submit(self._retire)
+        self.submit(self._retire)
 
     def kill(self) -> None:
         """End it, and with it all its templates. Idempotent."""
-        self._thread.submit(self._kill)
+        self.submit(self._kill)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it, and its templates if they don't end first; close everything. Blocks for 2.2 s at most. Idempotent."""
-        with self._thread.lock:
-            self._thread.stop()
+        with self.lock:
+            self.stop()
+        process = self._process
         try:
-            self._channel.shutdown()
-            if self._pidfd >= 0:
-                stop_processes([self._pidfd])
+            if process is not None:
+                process.request_exit()
+                stop_processes([process])
         finally:
-            self._thread.end()
-        self._close()
-
-    def _close(self) -> None:
-        if self._thread.loop.is_closed:
-            return
-        self._thread.loop.close()
-        if self._process is not None:
-            self._process.wait()
-        self._diagnostics.close()
-        self._channel.close()
-        self._theirs.close()
-        self._launch.close()
-        if self._pidfd >= 0:
-            pidfd, self._pidfd = self._pidfd, -1  # before it is closed, see `Holder`
-            os.close(pidfd)
+            self.end()
+        if not self.is_closed:
+            self.close_loop()
+            self._launch.close()
+            if process is not None:
+                process.close()
 
     # Its thread -------------------------------------------------------------------------------------------------------
 
@@ -181,15 +171,14 @@ class Root:
             if answer is not None:
                 answer.set_exception(self.refusal)
             return
+        assert self._process is not None
         self._num_requests += 1
         number, blank, attached = self._num_requests, None, []
         try:
             if answer is not None:
                 ours, theirs = Channel.pair()
                 blank, attached = BlankTemplate(ours), [theirs]
-            self._channel.send(Blank(number, modules).pack(), [channel.fileno() for channel in attached])
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # its end is noted next
+            self._process.send(Blank(number, modules).pack(), *(channel.fileno() for channel in attached))
         except (OSError, ProtocolError) as error:  # no descriptors are left, or there are too many modules
             if blank is not None:
                 blank.close()
@@ -203,39 +192,32 @@ class Root:
 
     def _start(self) -> None:
         try:
-            with blocked({signal.SIGINT}), FORKS.starting, explaining_limits():
-                stderr, _ = self._diagnostics.their_ends
-                self._process = self._launch.start_root(self._theirs.fileno(), stderr)
-            self._pidfd = open_pidfd(self._process.pid)
+            with explaining_limits():
+                self._process = process = _RootProcess(self._launch, self)
         except (OSError, SwiftLoaderError) as error:
             self._refuse(RootRefused(f"it can't be started: {error}"))
-            self._thread.end()
+            self.end()
             return
-        finally:
-            self._theirs.close()
-            self._diagnostics.close_their_ends()
-        self._thread.loop.watch(self._diagnostics.fileno(), self._forward)
-        self._thread.loop.watch(self._channel.fileno(), self._take_in)
-        self._thread.loop.watch(self._pidfd, self._note_end)
-
-    def _forward(self) -> None:
-        if not self._diagnostics.forward():
-            self._thread.loop.unwatch(self._diagnostics.fileno())
+        self.forward(process.diagnostics)
+        self.watch(process.fileno(), self._take_in)
+        self.watch(process.pidfd, self._note_end)
 
     def _take_in(self) -> None:
         """Read all its messages."""
+        process = self._process
+        assert process is not None
         try:
-            while (received := self._channel.receive(wait=False)) is not None:
-                self._note(bytes(received.data))
-        except BlockingIOError:
-            return
+            process.take_in()
         except ProtocolError as error:
             self._refuse(RootRefused(str(error)))
             self._kill()
-        self._thread.loop.unwatch(self._channel.fileno())
+        else:
+            if not process.is_gone:
+                return
+        self.unwatch(process.fileno())
 
-    def _note(self, data: bytes) -> None:
-        frame = unpack_frame(memoryview(data))
+    def note(self, frame: Frame) -> None:
+        """Take in one of its messages."""
         if frame.kind is Kind.FORKED:
             forked = Forked.unpack(frame)
             modules, blank, answer = self._asked.pop(forked.worker)
@@ -255,23 +237,25 @@ class Root:
             refused = Refused.unpack(frame)
             modules, *_ = self._asked[refused.serial]
             self._refuse(RootRefused(refused.reason, () if refused.is_stale else modules))
-            self._channel.end_sending()
+            if self._process is not None:
+                self._process.end_requests()
         else:
             raise ProtocolError(f"a root sent an unexpected message: {frame.kind.name}")
 
     def _note_end(self) -> None:
         """Its process has ended, and its templates with it."""
-        assert self._process is not None
         self._take_in()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait_exit_code()
         importing = [modules for modules, *_ in self._asked.values()]
-        self._end_with(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
+        self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
     def _retire(self) -> None:
         self.refusal = self.refusal or RootRefused("it was retired")
-        self._channel.end_sending()  # it answers what was asked before
         if self._process is None:
-            self._thread.end()
+            self.end()
+        else:
+            self._process.end_requests()  # it answers what was asked before
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -285,12 +269,15 @@ class Root:
                 blank.close()
                 answer.set_exception(self.refusal)
 
-    def _end_with(self, error: BaseException) -> None:
+    def note_failure(self, error: BaseException) -> None:
+        """End the thread: nothing comes from the root any more."""
         self._refuse(error if isinstance(error, RootRefused) else RootRefused(f"{type(error).__name__}: {error}"))
         self._templates.clear()
-        for descriptor in (self._pidfd, self._channel.fileno(), self._diagnostics.fileno()):
-            self._thread.loop.unwatch(descriptor)
-        self._thread.end()
+        if (process := self._process) is not None:
+            self.unwatch(process.pidfd, process.fileno(), process.diagnostics.fileno())
+        self.end()
 
     def __repr__(self) -> str:
-        return f"<Root {self._thread!r}, {len(self._templates)} templates{'' if self.refusal is None else ', refused'}>"
+        return (
+            f"<Root {self._state.value}, {len(self._templates)} templates{'' if self.refusal is None else ', refused'}>"
+        )

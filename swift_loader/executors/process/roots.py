@@ -93,7 +93,7 @@ class Roots:
             roots = [*self._former, *([] if self._current is None else [self._current])]
             self._current, self._former = None, []
         for root in roots:
-            root.stop()
+            root.close()
 
     def forget(self) -> None:
         """Begin anew in a fork, which has none of the parent's roots."""
@@ -121,9 +121,9 @@ class Roots:
             self._unfit.update(root.refusal.unfit)
             self._former.append(root)
             self._current = None
-        for former in [former for former in self._former if former.has_ended]:
+        for former in [former for former in self._former if not former.is_open]:
             self._former.remove(former)
-            former.stop()
+            former.close()
 
     def __repr__(self) -> str:
         return f"<Roots {self._current!r}, {len(self._former)} former>"

@@ -1,8 +1,6 @@
-"""The trainer's handles on a template process, which starts workers and tells how they ended, and on their processes.
+"""The trainer's handles on processes that fork others on request, and on the worker processes that come of it.
 
-Only the supervisor's thread uses `TemplateProcess`; any thread may use a `WorkerProcess`. The supervisor's thread also
-starts the template, because the kernel kills a template when the thread that started it ends. `take_in` doesn't block:
-it reads what the template sent and stores it in the attributes. `swift_loader.worker.template` is the other side.
+`swift_loader.worker.template` and `worker.root` are the other side.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import select
 import signal
 import subprocess
 
-from swift_loader.errors import ProtocolError
+from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
@@ -23,7 +21,7 @@ from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import read_word
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
-from swift_loader.transport.frames import Kind, Received, unpack_frame
+from swift_loader.transport.frames import Frame, Kind, unpack_frame
 from swift_loader.transport.messages import Failure
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
@@ -32,23 +30,15 @@ from swift_loader.worker.process import end_group
 # The trainer's handle on a process that serves as a worker, whichever template it comes from.
 
 
-class WorkerProcess:
-    """A process that serves as a worker: a fork of a template, or one that was a template itself."""
+class PidfdProcess:
+    """A process with a pidfd. Any thread may use it."""
 
-    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, diagnostics: Diagnostics) -> None:
-        self.serial = serial
-        self.pid = pid
-        self.pidfd = pidfd
-        """Owned by this object. Readable once the process has ended."""
-        self.template = template
-        """The template that reports its exit code."""
-        self.diagnostics = diagnostics
-        self.exit_code: int | None = None
-        """Known once the template has reported it, or the loader has ended it."""
-        FORKS.holders.add(self)
+    pid: int
+    pidfd = -1
+    """Owned by this object; -1 once closed. Readable once the process has ended."""
 
     def descriptors(self) -> list[int]:
-        """Return the descriptor that it owns; -1 once closed."""
+        """Return the descriptors that it owns; -1 for those that are closed."""
         return [self.pidfd]
 
     @property
@@ -57,10 +47,13 @@ class WorkerProcess:
         return self.pidfd < 0 or is_readable(self.pidfd)
 
     def wait_end(self, limit_s: float | None) -> bool:
-        """Wait until the process has ended. Return False if that takes longer. Any thread."""
+        """Wait until the process has ended. Return False if that takes longer."""
         with contextlib.suppress(ProcessLookupError):  # it has ended since
             if not self.has_ended:
-                pidfd = open_pidfd(self.pid)  # `self.pidfd` may be closed meanwhile
+                try:
+                    pidfd = open_pidfd(self.pid)  # `self.pidfd` may be closed meanwhile
+                except NoDescriptorsLeft:
+                    return is_readable(self.pidfd, limit_s)
                 try:
                     return is_readable(pidfd, limit_s)
                 finally:
@@ -68,18 +61,39 @@ class WorkerProcess:
         return True
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM. Does nothing if the process has ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL. Does nothing if the process has ended."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, number)
+                signal.pidfd_send_signal(self.pidfd, number)  # it can't hit another process with the same number
+
+    def close_pidfd(self) -> None:
+        """Close the pidfd. Idempotent."""
+        if self.pidfd >= 0:
+            pidfd, self.pidfd = self.pidfd, -1  # before it is closed, see `Holder`
+            os.close(pidfd)
+
+
+class WorkerProcess(PidfdProcess):
+    """A process that serves as a worker: a fork of a template, or one that was a template itself."""
+
+    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, diagnostics: Diagnostics) -> None:
+        self.serial = serial
+        self.pid = pid
+        self.pidfd = pidfd
+        self.template = template
+        """The template that reports its exit code."""
+        self.diagnostics = diagnostics
+        self.exit_code: int | None = None
+        """Known once the template has reported it, or the loader has ended it."""
+        FORKS.holders.add(self)
 
     def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
         """Map memory that it announced; see `executors.handle.HandledProcess`."""
@@ -97,9 +111,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Forward the rest of its stderr, then close the descriptors. Idempotent."""
         self.diagnostics.close()
-        if self.pidfd >= 0:
-            pidfd, self.pidfd = self.pidfd, -1  # before it is closed, see `Holder`
-            os.close(pidfd)
+        self.close_pidfd()
         if self.exit_code is None:
             self.exit_code = 0
 
@@ -128,8 +140,11 @@ _EXIT_WAIT_S = 0.5
 """How much later than the end of the pipe the exit status may arrive."""
 
 
-class TemplateProcess:
-    """A process that holds the dataset: a fresh interpreter, or a fork of the trainer."""
+class ServerProcess(PidfdProcess):
+    """A process that forks on request: a template, or a root. Only the thread that starts it uses it.
+
+    That thread also starts it, because the kernel kills it when the thread that started it ends.
+    """
 
     def __init__(self, start: Start) -> None:
         """Start the process."""
@@ -139,28 +154,18 @@ class TemplateProcess:
         except BaseException:
             self.diagnostics.close()
             raise
-        self.answer: Built | Failure | None = None
-        """Its report on the dataset, or why it couldn't build it."""
-        self.reason = ""
-        """Why we killed it, for the error that reports its death; empty if we didn't."""
-        self.is_worker = False
-        """Whether it was turned into a worker."""
         self.is_gone = False
         """Whether it takes no more messages, because it has ended or become a worker."""
-        self._workers: dict[int, WorkerProcess] = {}
-        """Its workers that were claimed, by serial number."""
-        self._unclaimed: dict[int, WorkerProcess] = {}
-        self._requested: dict[int, Diagnostics] = {}
-        self.pidfd = -1
         FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
         process: ChildProcess | None = None
         try:
-            # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
+            # A Ctrl-C before the process ignores SIGINT would print a traceback: it starts with the signal blocked.
             with blocked({signal.SIGINT}), FORKS.starting, explaining_starts("a process"):
                 self._process = process = start(theirs.fileno(), traces, stderr)
+            self.pid = process.pid
             try:
-                self.pidfd = open_pidfd(self._process.pid)
+                self.pidfd = open_pidfd(process.pid)
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
                 self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
@@ -174,22 +179,79 @@ class TemplateProcess:
             theirs.close()
             self.diagnostics.close_their_ends()
 
-    @property
-    def pid(self) -> int:
-        """The template's process id."""
-        return self._process.pid
-
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
         return [self.pidfd, self._channel.fileno()]
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when the template has sent something."""
+        """Return the descriptor that is readable when the process has sent something."""
         return self._channel.fileno()
+
+    def send(self, message: bytes, *descriptors: int) -> None:
+        """Send it a message, with copies of the descriptors. Does nothing if it is gone."""
+        try:
+            self._channel.send(message, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            self.is_gone = True
+
+    def take_in(self) -> None:
+        """Read all its messages, and note if it is gone. Doesn't block. Raises `ProtocolError` if one is invalid."""
+        try:
+            while (received := self._channel.receive(wait=False)) is not None:
+                self._note(unpack_frame(received.data), received.descriptors)
+        except BlockingIOError:
+            if not self.has_ended:
+                return
+        self.is_gone = True
+
+    def _note(self, frame: Frame, descriptors: list[int]) -> None:
+        raise NotImplementedError
+
+    def wait_exit_code(self) -> int | None:
+        """Return its exit code; None if it isn't known in time, or because the trainer ignores SIGCHLD.
+
+        Also ends the processes that were started in it.
+        """
+        if self._process.returncode is None and self.has_ended:
+            end_group(self.pid)
+        try:
+            exit_code = self._process.wait(_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
+
+    def request_exit(self) -> None:
+        """Tell it to exit once its children have. Idempotent and thread-safe."""
+        self._channel.shutdown()
+
+    def close(self) -> None:
+        """Close everything. The process must have ended. Idempotent."""
+        self._channel.close()
+        self.wait_exit_code()
+        self.diagnostics.close()
+        self.close_pidfd()
+
+
+class TemplateProcess(ServerProcess):
+    """A process that holds the dataset: a fresh interpreter, or a fork of the root or the trainer."""
+
+    def __init__(self, start: Start) -> None:
+        """Start the process."""
+        self.answer: Built | Failure | None = None
+        """Its report on the dataset, or why it couldn't build it."""
+        self.reason = ""
+        """Why we killed it, for the error that reports its death; empty if we didn't."""
+        self.is_worker = False
+        """Whether it was turned into a worker."""
+        self._workers: dict[int, WorkerProcess] = {}
+        """Its workers that were claimed, by serial number."""
+        self._unclaimed: dict[int, WorkerProcess] = {}
+        self._requested: dict[int, Diagnostics] = {}
+        super().__init__(start)
 
     def ask_for_stacks(self) -> str:
         """Return its Python stacks, or why there are none. Blocks for half a second at most. Any thread."""
-        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, silent="C code holds the GIL")
+        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd)
 
     def request_fork(self, serial: int, theirs: Channel, diagnostics: Diagnostics) -> None:
         """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
@@ -215,63 +277,17 @@ class TemplateProcess:
             self._workers[serial] = process
         return process
 
-    def take_in(self) -> None:
-        """Read all messages of the template, and note if it is gone. Raises `ProtocolError` if one is invalid."""
-        try:
-            while (received := self._channel.receive(wait=False)) is not None:
-                self._note(received)
-        except BlockingIOError:
-            if not is_readable(self.pidfd):
-                return
-        self.is_gone = True
-
-    def wait_exit_code(self) -> int | None:
-        """Return its exit code; None if it isn't known in time, or because the trainer ignores SIGCHLD.
-
-        Also ends the processes that the dataset started in it.
-        """
-        if self._process.returncode is None and is_readable(self.pidfd):
-            end_group(self.pid)
-        try:
-            exit_code = self._process.wait(_EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
-            return None
-        return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
-
-    def kill(self) -> None:
-        """Kill it, if it runs."""
-        if not self.is_gone:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def request_exit(self) -> None:
-        """Tell the template to exit. Idempotent and thread-safe."""
-        self._channel.shutdown()
-
     def forget(self, serial: int) -> None:
         """Remove a worker that is gone."""
         self._workers.pop(serial, None)
 
     def close(self) -> None:
         """Close everything except claimed workers, which their owner closes. The process must have ended."""
-        self._channel.close()
-        self.wait_exit_code()
-        self.diagnostics.close()
+        super().close()
         for process in self._unclaimed.values():
             process.close()
-        if self.pidfd >= 0:
-            pidfd, self.pidfd = self.pidfd, -1  # before it is closed, see `Holder`
-            os.close(pidfd)
 
-    def send(self, message: bytes, *descriptors: int) -> None:
-        """Send it a message, with copies of the descriptors. Does nothing if it is gone."""
-        try:
-            self._channel.send(message, descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            self.is_gone = True
-
-    def _note(self, received: Received) -> None:
-        frame, descriptors = unpack_frame(received.data), received.descriptors
+    def _note(self, frame: Frame, descriptors: list[int]) -> None:
         if frame.kind is Kind.FORKED and len(descriptors) == 1:
             forked = Forked.unpack(frame)
             diagnostics = self._requested.pop(forked.worker)

@@ -53,7 +53,7 @@ class ArrivalStore:
         """Begin empty.
 
         `max_viewed`: how many bytes of the object store the views may hold. `max_free`: how many free slots are kept.
-        `on_segment` gets each slot before a batch lies in it, see `ProcessExecutor`. With it, all batches are copied
+        `on_segment` gets each slot before a batch lies in it, see `MessageReader`. With it, all batches are copied
         into slots.
         """
         self.slots = PrivateSlots(max_free)

@@ -1,6 +1,6 @@
 """Builds batches in processes of this machine and in Ray actors, for one loader.
 
-    ProcessExecutor   worker ids 0 to L-1    ──►  its inboxes  ──►  MixedInbox.wait ──► events of both
+    WorkerExecutor    worker ids 0 to L-1    ──►  its inboxes  ──►  MixedInbox.wait ──► events of both
     ActorExecutor     worker ids from L on   ──►  Posted ──┘
 
 The processes start first, and the loop doesn't wait for the actors. Ray's thread posts an actor that may have answered
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.executor import ActorExecutor
@@ -25,16 +27,11 @@ from swift_loader.scheduler.messages import Event, ReplaceTemplate, Stall, Start
 from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.spec import WorkerSpec
 
-if TYPE_CHECKING:
-    from swift_loader.executors.portable.supervisor import PortableExecutor
-    from swift_loader.executors.process.supervisor import ProcessExecutor
-    from swift_loader.executors.processes import Starter
-
 
 class MixedStarter:
-    """Starts both. See `executors.processes.Starter`."""
+    """Starts both. See `executors.fleet.Fleet`."""
 
-    def __init__(self, local: Starter, remote: RaySupervisor) -> None:
+    def __init__(self, local: Fleet, remote: RaySupervisor) -> None:
         """Own two starters."""
         self.local = local
         self.remote = remote
@@ -138,7 +135,7 @@ class MixedInbox:
 class MixedExecutor:
     """The workers of one loader: processes and actors."""
 
-    def __init__(self, local: ProcessExecutor | PortableExecutor, remote: ActorExecutor, num_local: int) -> None:
+    def __init__(self, local: WorkerExecutor, remote: ActorExecutor, num_local: int) -> None:
         """Make an executor that isn't started. It owns both. Workers with ids below `num_local` are processes."""
         self._local = local
         self._remote = remote
@@ -155,25 +152,24 @@ class MixedExecutor:
         local = self._local
         self._remote.connect()  # first, because it may fail at once
         local.start()
-        running = local.running
-        self._remote.start_beside(local.plan, running.explainer.build_s, running.reader.datasets, self._post)
-        running.explainer.options = self._remote.options
+        self._remote.start_beside(local.plan, local.explainer.build_s, local.fleet.datasets, self._post)
+        local.explainer.options = self._remote.options
 
     def _post(self, posted: Sequence[Posted]) -> None:
         """Post where the processes' inboxes listen. Any thread."""
-        listening = self._local.listening.posted
         for one in posted:
-            listening.post(cast(Any, one))  # a worker is for `MixedInbox.wait`, which gets it back as it is
+            self._local.fleet.post(cast(Any, one))  # a worker is for `MixedInbox.wait`, which gets it back as it is
 
     @property
-    def owner(self) -> ProcessOwner:
+    def owner(self) -> ProcessOwner | None:
         """The process that started the workers."""
         return self._local.owner
 
     @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, then one for each thread that takes over while the loop is busy."""
-        known, reader = self._local.inboxes, self._remote.running.reader
+        known, reader = self._local.inboxes, self._remote.reader
+        assert reader is not None
         self._inboxes += [MixedInbox(inbox, reader) for inbox in known[len(self._inboxes) :]]
         return self._inboxes
 
@@ -203,7 +199,7 @@ class MixedExecutor:
         """Be ready for so many workers in all: the first ones are processes."""
         self._local.resize(min(num_workers, self._num_local), limits)
         self._remote.resize(num_workers, limits)
-        self._local.running.explainer.options = self._remote.options
+        self._local.explainer.options = self._remote.options
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Have the one do it whose worker it is about."""
@@ -220,7 +216,7 @@ class MixedExecutor:
         """Return the warning for the user."""
         return self._of(about).notice_of(about)
 
-    def _of(self, cause: object) -> ProcessExecutor | PortableExecutor | ActorExecutor:
+    def _of(self, cause: object) -> WorkerExecutor:
         is_remote = isinstance(cause, (WorkerLost, Stall)) and (cause.worker or 0) >= FIRST_SERIAL
         return self._remote if is_remote else self._local
 

@@ -8,31 +8,31 @@ by this loader, never by Ray. All methods may be called by any thread, and none 
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
 from swift_loader.executors.crew import Mailbox
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle
-from swift_loader.executors.process.dataset_check import DatasetCheck
+from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.deaths import died
+from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.calls import ActorCalls, Lost, told_by_ray
 from swift_loader.executors.ray.connection import Connection
-from swift_loader.executors.ray.inbox import Posted, RayWorker
+from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.ray_executor import RayExecutor
-from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
+from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -213,38 +213,23 @@ _DISCONNECTED = (
 )
 
 
-class _State(Enum):
-    OPEN = "open"
-    CLOSED = "closed"
-    """No actor starts."""
-
-
-class RaySupervisor:
+class RaySupervisor(Fleet):
     """Starts the actors, replaces those that the scheduler wants replaced, and ends them."""
 
     def __init__(
         self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, wording: Wording = LOADER_WORDING
     ) -> None:
         """Connect and start nothing."""
-        self.spec = spec
-        self.options = options
-        self.wording = wording
-        self.owner = ProcessOwner()
-        self.datasets = DatasetCheck()
+        super().__init__(spec, options, wording)
+        self.num_started = FIRST_SERIAL
         self.mailbox: Mailbox[Posted] = Mailbox()
         """Gets each worker that may have an answer."""
-        self.post: Callable[[Sequence[Posted]], None] = self.mailbox.post
+        self.tell: Callable[[Sequence[Posted]], None] = self.mailbox.post
         """Posts there, or where another executor listens."""
-        self.workers: dict[int, RayWorker] = {}
-        """By serial number. Replaced as a whole, under the lock, so that any thread may read it."""
         self.wanted = executor
         self._connection = Connection(executor.address)
         self.launch = ActorLaunch(spec, executor, self._connection)
-        self._lock = threading.RLock()
-        """Held while an actor starts, so that none is started after `stop`."""
-        self._state = _State.OPEN
         self._store: ArrivalStore | None = None
-        self._num_started = FIRST_SERIAL
         self._num_begun = 0
         """How often all actors were lost before one of them had built the dataset."""
         self._generation = 0
@@ -259,12 +244,13 @@ class RaySupervisor:
 
         Raises as `ActorLaunch.prepare` does.
         """
-        with self._lock:
-            self._check_open()
+        with self.lock:
+            self.check_open()
             if self.launch.is_ready:
                 return
             refuse_start()
             self.launch.prepare()
+            self.definitions = self.launch.definitions
             self._began_s = time.monotonic()
             for worker_id in range(self.options.num_local, self.options.num_workers):
                 self._start(worker_id)
@@ -309,7 +295,7 @@ class RaySupervisor:
         )
         while (built := self._first_build or self._look()) is None:
             self.mailbox.of_loop.wait(waiting.left_s())
-            self._check_open()
+            self.check_open()
         self._first_build = built
         return built
 
@@ -363,17 +349,13 @@ class RaySupervisor:
         unplaced = (worker.process for worker in self.workers.values() if not worker.process.is_placed)
         return sum(time.monotonic() - process.began_s >= for_s for process in unplaced)
 
-    def _check_open(self) -> None:
-        if self._state is _State.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one")
-
     def _start(self, worker_id: int) -> None:
         """Start an actor with this id."""
-        with self._lock, self._connection.held() as is_open:
-            self._check_open()
+        with self.lock, self._connection.held() as is_open:
+            self.check_open()
             if not is_open:
                 raise LoaderClosed(_DISCONNECTED)
-            serial, self._num_started = self._num_started, self._num_started + 1
+            serial, self.num_started = self.num_started, self.num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             announce = partial(self._announce, serial)
             calls, process = self.launch.start(serial, identity, announce)
@@ -386,7 +368,7 @@ class RaySupervisor:
 
     def look_at_connection(self) -> ExecutorFailed | None:
         """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
-        if self._connection.is_open or self._state is _State.CLOSED or not self.launch.is_ready:
+        if self._connection.is_open or not self.is_open or not self.launch.is_ready:
             return None
         self.launch.drop()  # it is told once
         return ExecutorFailed(WorkerDied(_DISCONNECTED))
@@ -394,11 +376,28 @@ class RaySupervisor:
     def _announce(self, serial: int) -> None:
         worker = self.workers.get(serial)
         if worker is not None:
-            self.post([worker])
+            self.tell([worker])
 
-    def processes(self) -> list[ActorProcess]:
-        """Return the actors, by id; without those that are just being replaced."""
-        return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
+    def listen(self, reader: MessageReader) -> None:
+        """Make the loop's inbox, and that of the thread that takes over while the loop is busy."""
+        waiting = self.mailbox.of_loop, self.mailbox.of_receiver
+        self.inboxes = [ActorInbox(one, reader, self.look_at_connection) for one in waiting]
+
+    def make_inbox(self, reader: MessageReader, posted: deque[Event]) -> WorkerInbox:
+        """Raise an error: `listen` makes them."""
+        raise NotImplementedError
+
+    def close_inboxes(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def forget(self, worker: RayWorker) -> None:
+        """Do nothing: `reap` closes what it sends."""
+
+    def run(self) -> None:
+        """Take what has come up to now, which `wait_first_build` has left: the first build first."""
+        built = self._first_build
+        assert built is not None
+        self.tell([built.worker, *(worker for worker in self.workers.values() if worker is not built.worker)])
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -424,22 +423,23 @@ class RaySupervisor:
         worker.channel.close()
         worker.process.kill()
         is_at_work = bool(worker.tasks) and worker.process.has_crashed
-        self.post([Ended(worker.serial, Death(None, is_at_work))])
+        self.tell([Ended(worker.serial, Death(None, is_at_work))])
 
-    def release(self, worker: RayWorker) -> list[Segment]:
-        """Forget a worker that was reaped."""
-        with self._lock:
-            if self._state is _State.CLOSED:
-                return []
-            self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
-        return worker.close()
+    def dismiss(self, worker: RayWorker) -> None:
+        """End an actor that has nothing left to do."""
+        worker.process.kill()
+
+    def kill(self, worker: RayWorker) -> None:
+        """End an actor that hangs."""
+        worker.channel.drop_results()
+        worker.process.kill()
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End all actors. Idempotent."""
-        with self._lock:
-            self._state = _State.CLOSED
+        with self.lock:
+            self._is_stopped = True
             workers: Sequence[RayWorker] = list(self.workers.values())
         for worker in workers:
             worker.process.kill()
@@ -460,12 +460,3 @@ class RaySupervisor:
             given_up += self._store.slots.take_all()
         self._connection.close()
         return given_up
-
-    def close(self) -> None:
-        """End all actors, if nobody listens to them yet. Idempotent."""
-        if self.owner.is_here():
-            self.stop()
-            self.close_processes()
-
-    def __repr__(self) -> str:
-        return f"<RaySupervisor {self._state.value}, {len(self.workers)} actors>"

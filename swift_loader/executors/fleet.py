@@ -1,0 +1,299 @@
+"""The worker processes of one loader: starts them, learns how they ended, and stops them.
+
+A worker has an id, 0 to n-1, and a serial number. A worker that died is replaced by another one with the same id: by
+the scheduler's decision, never by itself. A fleet tells nobody directly what it learns: it posts events, which come out
+of its inboxes. How processes start is what its subclasses differ in.
+
+    new ──start_first──► building ──wait_built──► built ──listen, run──► running ──stop──► stopped ──close_processes──►
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from swift_loader.errors import LoaderClosed
+from swift_loader.executors.handle import AnyHandle, Handle, HandledProcess
+from swift_loader.executors.inbox import WorkerInbox, num_receivers
+from swift_loader.executors.process.dataset_check import DatasetCheck
+from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.options import DeliveryOptions
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.messages import Event
+from swift_loader.scheduler.queues import Limits
+from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.spec import WorkerSpec
+
+EXIT_LIMIT_S = 0.5
+"""How much later than the end of its pipe a worker may end, and its exit status arrive."""
+
+SPARE_SEGMENTS = 8
+"""Per worker, in addition to one per batch in flight: those that the loop holds, and those on their way back."""
+
+
+class Fleet(ABC):
+    """The worker processes of one loader. Any thread may use it, and no method runs code of the user."""
+
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> None:
+        """Start nothing."""
+        self.spec = spec
+        """Sent to the processes when they start."""
+        self.options = options
+        """With the number of workers that there are to be now."""
+        self.wording = wording
+        """For errors and warnings."""
+        self.owner = ProcessOwner()
+        """The only process that may use it."""
+        self.definitions = Definitions()
+        """The definitions that travel by value, under the numbers that the processes use. Known after `start_first`."""
+        self.datasets = DatasetCheck()
+        """Compares what the processes have built."""
+        self.workers: dict[int, Any] = {}
+        """The handles by serial number. Replaced as a whole, under the lock, so that any thread may read it."""
+        self.inboxes: list[Any] = []
+        """The loop's inbox, then those of the threads. Empty before `listen`."""
+        self.is_running = False
+        """Whether the inboxes listen to all workers, so that what happens to one is an event."""
+        self.lock = threading.RLock()
+        """Held while a process starts, so that none is started after `stop`."""
+        self.num_started = 0
+        self._is_stopped = False
+        self._limits = options.limits
+        self._reader: MessageReader | None = None
+        self._posted: deque[Event] = deque()
+
+    @property
+    def notice(self) -> str:
+        """What the log says when the loader has started; empty: nothing."""
+        return ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether processes may start."""
+        return not self._is_stopped
+
+    def check_open(self) -> None:
+        """Raise `LoaderClosed` after `stop`."""
+        if not self.is_open:
+            raise LoaderClosed("the loader was closed; make a new one")
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start_first(self) -> None:
+        """Start the process that builds the dataset first, unless that was done. Returns while it builds it.
+
+        Raises `RuntimeError` if this process is itself one that imports the user's module for a loader, `EncodeError`
+        if the dataset or a function can't be sent.
+        """
+
+    @abstractmethod
+    def wait_built(
+        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
+    ) -> tuple[int, float]:
+        """Do the same, and wait until it built the dataset.
+
+        Calls `on_wait` once if the wait takes longer than `patience_s`; None: never. Returns the length of the dataset,
+        and the seconds that it took to build it, including the interpreter's start. Raises `WorkerDied` if the process
+        died, or what `start_first` or building the dataset raised.
+        """
+
+    def start_ahead(self) -> None:
+        """Start what needn't wait for the dataset, now that the loader starts. Raises as `start_first` does."""
+        self.start_first()
+
+    def ask_for_stacks(self) -> str:
+        """Return the Python stacks of the process that builds the dataset. Blocks for half a second at most."""
+        return ""
+
+    @abstractmethod
+    def is_current(self) -> bool:
+        """Return whether another start would build the same. The dataset or the environment may have changed."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Start the first workers after `listen`, and the others in the background. They needn't be ready.
+
+        Raises `LoaderClosed` after `stop`, `WorkerDied`, or what building a dataset raised.
+        """
+
+    @abstractmethod
+    def start_worker(self, worker_id: int) -> None:
+        """Start another worker with this id. Returns at once, and does nothing after `stop`."""
+
+    @property
+    def max_segments(self) -> int:
+        """How many segments a worker needs if the user keeps no batch."""
+        return self._limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
+
+    def make_handle(self, worker_id: int, channel: Any, process: Any) -> AnyHandle:
+        """Return the handle of the next worker, which has the serial number `num_started`."""
+        worker: AnyHandle = Handle(worker_id, self.num_started, channel, process, WorkerMemory(self.max_segments))
+        self.num_started += 1
+        return worker
+
+    def add(self, worker: AnyHandle) -> None:
+        """Take in a worker."""
+        with self.lock:
+            self.workers = {**self.workers, worker.serial: worker}
+            if self.is_running:
+                self._watch(worker)
+
+    # Listening --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def make_inbox(self, reader: MessageReader, posted: deque[Event]) -> WorkerInbox:
+        """Return an inbox that listens to no worker yet."""
+
+    def listen(self, reader: MessageReader) -> None:
+        """Make the inboxes: the loop's, and one for each thread that the options want."""
+        self._reader = reader
+        self._add_inboxes()
+
+    def _add_inboxes(self) -> None:
+        assert self._reader is not None
+        for number in range(len(self.inboxes), 1 + num_receivers(self.options)):
+            # Others' events come to the loop and to one thread, of which one leads.
+            self.inboxes.append(self.make_inbox(self._reader, self._posted if number <= 1 else deque()))
+
+    def listen_to_all(self) -> None:
+        """Have the inboxes listen to all workers, those that start later included. Raises `LoaderClosed`."""
+        with self.lock:
+            self.check_open()
+            self.is_running = True
+            for worker in self.workers.values():
+                self._watch(worker)
+
+    def _watch(self, worker: AnyHandle) -> None:
+        of_loop, *of_threads = self.inboxes
+        of_loop.watch(worker)
+        if of_threads:
+            of_threads[worker.worker_id % len(of_threads)].watch(worker)
+
+    def forget(self, worker: AnyHandle) -> None:
+        """Stop listening to a worker. Idempotent."""
+        for inbox in self.inboxes:  # there may be more threads now than when it began to be listened to
+            inbox.forget(worker)
+
+    def post(self, event: Event) -> None:
+        """Have an event come out of the inbox that is in use."""
+        self._posted.append(event)
+        for inbox in self.inboxes[:2]:
+            inbox.ring()
+
+    def processes(self) -> Sequence[HandledProcess]:
+        """Return the processes of the workers, by id; without those that are just being replaced."""
+        return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
+
+    # Acting; the caller holds the dispatch lock -----------------------------------------------------------------------
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Be ready for so many workers. Starts and ends none."""
+        self._limits = limits
+        self.options = replace(self.options, num_workers=num_workers)
+        for worker in self.workers.values():
+            worker.memory.max_segments = self.max_segments
+        if self.inboxes:
+            self._add_inboxes()
+
+    @abstractmethod
+    def reap(self, worker: AnyHandle) -> None:
+        """Find out how a worker ended, to which nobody listens any more. An event tells."""
+
+    @abstractmethod
+    def dismiss(self, worker: AnyHandle) -> None:
+        """Have a worker end that has nothing left to do. Returns at once."""
+
+    def kill(self, worker: AnyHandle) -> None:
+        """End a worker that hangs."""
+        worker.process.kill()
+
+    def release(self, worker: AnyHandle) -> list[Segment]:
+        """Close a worker that was reaped. Returns its memory, see `Handle.close`."""
+        with self.lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
+            if not self.is_open:
+                return []
+            self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
+        return worker.close()
+
+    def replace_template(self) -> None:
+        """Replace the template whose end was posted last. Returns at once."""
+        raise NotImplementedError
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop all processes, within 2.2 s. What other threads may wait for stays open. Idempotent."""
+        with self.lock:
+            self._is_stopped = True
+            workers = self.workers.values()
+        for worker in workers:
+            self.dismiss(worker)
+        stop_processes([worker.process for worker in workers])
+
+    def close_processes(self) -> list[Segment]:
+        """Close all handles. The processes must have ended, and nobody may wait in an inbox. Idempotent.
+
+        Returns the workers' memory, see `Handle.close`.
+        """
+        given_up = [segment for worker in self.workers.values() for segment in worker.close()]
+        self.close_inboxes()
+        return given_up
+
+    def close_inboxes(self) -> None:
+        """Close the inboxes. Nobody may wait in one. Idempotent."""
+        for inbox in self.inboxes:
+            inbox.close()
+
+    def close(self) -> None:
+        """Stop all processes and close all handles, if no executor does. Idempotent."""
+        if self.owner.is_here():
+            self.stop()
+            self.close_processes()
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "stopped"
+        return f"<{type(self).__name__} {state}, {len(self.workers)} workers>"
+
+
+# Stops processes in three stages, each with a time limit: they were told to exit; then SIGTERM, then SIGKILL.
+
+STAGES_S = (0.7, 0.5, 1.0)
+"""How long a worker may take to end by itself, by SIGTERM, and by SIGKILL. On Windows the last two are the same."""
+
+TEMPLATE_STAGES_S = (0.5, 0.3, 0.4)
+"""The same for a template, after its workers. It does nothing then that takes a while."""
+
+
+class _Stoppable(Protocol):
+    def wait_end(self, limit_s: float | None) -> bool: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def stop_processes(processes: Sequence[_Stoppable], stages_s: tuple[float, float, float] = STAGES_S) -> None:
+    """Stop processes that were told to exit. Returns when all have ended, or at the end of the last stage.
+
+    An interrupt kills them at once.
+    """
+    left = list(processes)
+    try:
+        for number, limit_s in enumerate(stages_s):
+            for process in left if number else ():
+                (process.kill if number > 1 else process.terminate)()
+            deadline_s = time.monotonic() + limit_s
+            left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
+            if not left:
+                return
+    except BaseException:  # a signal handler's; not every system ends those whose main thread never looks
+        for process in left:
+            process.kill()
+        raise

@@ -1,0 +1,558 @@
+"""Starts the templates of one loader, which hold the dataset, and the workers that are made from them.
+
+Usually there is one template, and all workers are its forks. If the dataset's modules leave threads behind, or with
+`start_method="spawn"`, each worker is an interpreter that was a template first. A template that died is replaced by
+another one with the same payload.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+from functools import partial
+
+from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
+from swift_loader.executors.fleet import Fleet
+from swift_loader.executors.process.deaths import ForkWatch, attached, died
+from swift_loader.executors.process.diagnostics import Diagnostics
+from swift_loader.executors.process.launch import Launch
+from swift_loader.executors.process.loop_thread import LoopThread, Stopped
+from swift_loader.executors.process.root import BlankTemplate, discard
+from swift_loader.executors.process.roots import ROOTS
+from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
+from swift_loader.executors.process.trainer_fork import Start, TrainerFork
+from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
+from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.descriptors import explaining_limits
+from swift_loader.transport.messages import Failure
+from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
+from swift_loader.transport.template_messages import Built
+from swift_loader.worker.spec import StartMethod, WorkerSpec
+
+# How the templates of one loader start: as forks of the root, which are quick, because the root has imported what the
+# dataset needs; without a root, as interpreters. All get the same environment, recorded when the loader starts.
+
+_MAX_ROOTS = 2
+"""How many are tried. The second one starts if the source of a module has changed since the first one imported it."""
+
+_IMPORT_LIMIT_S = 60.0
+"""How long a root may take for its imports. Then the loader starts its own interpreter, which may take any time."""
+
+
+class TemplateStarts:
+    """Starts interpreters and asks for forks of the root, in one recorded environment."""
+
+    def __init__(self, launch: Launch, modules: tuple[str, ...], start_method: StartMethod) -> None:
+        """`launch` is closed with this object. `modules`: what a template will import, as far as it is known yet.
+
+        `start_method`: `SPAWN` never uses the root.
+        """
+        self._launch = launch
+        self._modules = modules
+        self._uses_root = start_method is StartMethod.TEMPLATE
+        self._ahead: tuple[Future[BlankTemplate], frozenset[str]] | None = None
+        """A fork that was asked for while the payload was written, and the modules that it has."""
+
+    def ask_ahead(self) -> None:
+        """Ask the root for the first template, if it is likely to have what is needed."""
+        if self._uses_root:
+            self._ahead = ROOTS.fork_ahead(self._launch, self._modules)
+
+    def need(self, modules: tuple[str, ...]) -> None:
+        """Note what templates will import besides. Called before `next`, if at all."""
+        self._modules = tuple(dict.fromkeys((*self._modules, *modules)))
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns."""
+        return [self._launch.directory]
+
+    def is_current(self) -> bool:
+        """Return whether this process still has the recorded environment."""
+        return self._launch.is_current()
+
+    def close(self) -> None:
+        """Close the descriptor, and let a fork exit that wasn't used."""
+        self._take_ahead(None)
+        self._launch.close()
+
+    def next(self, thread: LoopThread, *, is_first: bool) -> tuple[Start, BlankTemplate | None]:
+        """Return what starts the next template, and the fork of the root that it is, if it is one. Supervisor's thread.
+
+        `thread` goes on with its work meanwhile. `is_first`: it is the loader's first one. Later ones use the root only
+        if that has their environment. Raises `Stopped` if the thread is being stopped.
+        """
+        blank = self._fork_root(thread, is_first=is_first) if self._uses_root else None
+        return (self._launch.start, None) if blank is None else (blank.start, blank)
+
+    def _fork_root(self, thread: LoopThread, *, is_first: bool) -> BlankTemplate | None:
+        """Return a fork of the root. None if there is no root for this loader."""
+        for _ in range(_MAX_ROOTS):
+            request = self._take_ahead(frozenset(self._modules))
+            request = request or ROOTS.fork(self._launch, self._modules, may_start=is_first)
+            if request is None:
+                return None
+            request.add_done_callback(lambda _: thread.wake())
+            try:
+                is_answered = thread.run_until(request.done, _IMPORT_LIMIT_S)
+            except BaseException:
+                request.add_done_callback(discard)
+                raise
+            if not is_answered:
+                request.add_done_callback(discard)
+                ROOTS.give_up(self._modules)
+            elif request.exception() is None:
+                return request.result()
+        return None
+
+    def _take_ahead(self, needed: frozenset[str] | None) -> Future[BlankTemplate] | None:
+        """Return the fork that was asked for ahead, if it has these modules. Else, or for None, let it exit."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        request, modules = ahead
+        if needed is not None and needed <= modules:
+            return request
+        request.add_done_callback(discard)
+        return None
+
+
+ANSWER_LIMIT_S = 30.0
+"""How long a fork of the trainer that builds nothing may take to answer."""
+
+_HANGS = (
+    "{} is a fork of this program, and {}. A fork has none of the program's threads, and locks that they hold at that "
+    "moment stay locked in it. Give {}, or start the loader while no other thread is at work{}"
+)
+_NO_SECOND_FORK = (
+    "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
+    "process has changed since. "
+)
+_ADVICE = "Make a new loader, or have it replaced: give start_method='template', and a dataset that can be serialised"
+_ADVICE_LIKE_TORCH = (
+    "Go on with a new epoch, or from the loader's state_dict(). Or have it replaced: give "
+    "multiprocessing_context='forkserver', and a dataset that can be serialised"
+)
+
+
+FIRST_WORKERS = 4
+"""Started before the loader starts. The others are started while these build batches. A fork takes some ms."""
+
+FIRST_TORCH_WORKERS = 0
+"""The same for torch's workers: their loader waits for none of them when it starts."""
+
+FORK_LIMIT_S = 30.0
+"""A template that doesn't fork within this time hangs and is replaced."""
+
+
+class Starter(LoopThread):
+    """The thread that starts the processes of one loader and looks after them.
+
+    It waits for calls, for messages of the templates, and for stderr output of the processes, which it forwards. All
+    methods run on it, unless the section says otherwise.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Start nothing. The workers are for this fleet, which closes this object."""
+        super().__init__("supervisor")
+        self._fleet = fleet
+        self._payload: tuple[PayloadLayout, int] | None = None
+        """The payload and its descriptor, kept so that each later template gets the same."""
+        self._starts: TemplateStarts | None = None
+        """Starts interpreters, or forks of the root."""
+        self._fork: TrainerFork | None = None
+        """Forks the trainer instead."""
+        self._watch_of_forks = ForkWatch()
+        self._next_look_s = 0.0
+        """When forks of the trainer are looked at again."""
+        self.first: Built | None = None
+        """The first template's report on the dataset."""
+        self.templates: tuple[TemplateProcess, ...] = ()
+        """Those that hold a dataset. Replaced as a whole, under the lock, so that any thread may read it."""
+        self._replaceable = threading.Semaphore(0)
+        """Counts the templates that died and are to be replaced."""
+        self._early: list[WorkerDied] = []
+        """How templates died that were replaced before the workers ran."""
+        options = fleet.spec.options
+        self._start_method = options.start_method
+        self._is_torch = options.torch is not None
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that it owns, apart from those of the templates; some may be -1."""
+        payload = [] if self._payload is None else [self._payload[1]]
+        starts = [] if self._starts is None else self._starts.descriptors()
+        return [*super().descriptors(), *payload, *starts]
+
+    # Any thread -------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Write what all templates get, or fork the trainer, on this thread.
+
+        Raises `EncodeError` if the dataset or a function can't be sent, `LoaderClosed` if the thread is being stopped.
+        """
+        fleet = self._fleet
+        spec = fleet.spec
+        if self.forks_trainer:
+            self._fork = TrainerFork(spec)
+            fleet.definitions = self._fork.definitions
+            try:
+                self._begin(self._fork.start)
+            except Stopped:
+                raise LoaderClosed("the loader was closed; make a new one") from None
+            return
+        starts = TemplateStarts(Launch.of_this_process(), spec.modules, self._start_method)
+        try:
+            starts.ask_ahead()
+            layout, descriptor, fleet.definitions = _write_payload(spec)
+        except BaseException:
+            starts.close()
+            raise
+        starts.need(modules_of(layout, descriptor))
+        with self.lock:
+            is_open = self.is_open
+            if is_open:
+                self._payload, self._starts = (layout, descriptor), starts
+        if not is_open:
+            os.close(descriptor)
+            starts.close()
+            raise LoaderClosed("the loader was closed; make a new one")
+
+    @property
+    def forks_trainer(self) -> bool:
+        """Whether the template is a fork of the trainer."""
+        return self._start_method is StartMethod.FORK
+
+    @property
+    def are_forkable(self) -> bool:
+        """Whether workers are forks of one template."""
+        return self._start_method is not StartMethod.SPAWN and self.first is not None and self.first.forkable
+
+    def is_current(self) -> bool:
+        """Return whether new templates would build the same. The dataset or the environment may have changed.
+
+        Always false for a fork of the trainer: nothing tells whether what can't be serialised has changed.
+        """
+        if self._starts is None or self._payload is None or not self._starts.is_current():
+            return False
+        layout, descriptor, _ = _write_payload(self._fleet.spec)
+        try:
+            return same_payload(self._payload, (layout, descriptor))
+        finally:
+            os.close(descriptor)
+
+    def replace_template(self) -> None:
+        """Replace the template whose end was posted last. Returns at once."""
+        self._replaceable.release()
+        self.wake()
+
+    def close(self) -> None:
+        """Close all handles. The processes and the thread must have ended. Idempotent."""
+        if self.is_closed:
+            return
+        self.close_loop()
+        for template in self.templates:
+            template.close()
+        payload, self._payload = self._payload, None  # before it is closed, see `Holder`
+        starts, self._starts = self._starts, None
+        if payload is not None:
+            os.close(payload[1])
+        if starts is not None:
+            starts.close()
+        del self._fleet  # the fleet refers to this object: a cycle would keep the dataset until the collector runs
+
+    # Templates --------------------------------------------------------------------------------------------------------
+
+    def build_first(self) -> float:
+        """Start the first template, and wait until it has built the dataset. Return the seconds that it needed."""
+        began_s = time.monotonic()
+        if self._fork is not None:
+            template = self.templates[0]
+            self._listen(template)
+            if (built := self._wait_built(template)) is None:
+                raise self._death_of(template)
+            self._fleet.datasets.compare(built.report, "the template process")
+        else:
+            if self._start_method is StartMethod.SPAWN and self._is_torch:
+                self._add_ahead(0)
+            answer = self._build_another().answer  # one at a time: it may prepare what later ones find, as a download
+            assert isinstance(answer, Built)
+            built = answer
+        self.first = built
+        return time.monotonic() - began_s
+
+    def _add_ahead(self, worker_id: int) -> None:
+        """Start the interpreters of this worker and of later ones, which then import at the same time.
+
+        All of them, or one per core if they only import: with more, the first batch would wait for all.
+        """
+        num_workers = self._fleet.options.num_workers
+        num_ahead = len(os.sched_getaffinity(0)) if self._is_torch else num_workers
+        while len(self.templates) < min(num_workers, worker_id + num_ahead):
+            self._add()
+
+    def _add(self) -> TemplateProcess:
+        """Start a template, and let it build the dataset."""
+        assert self._starts is not None
+        assert self._payload is not None
+        start, blank = self._starts.next(self, is_first=self.first is None)
+        try:
+            template = self._begin(start)
+        finally:
+            if blank is not None:
+                blank.close()  # it has started, or isn't wanted any more
+        self._listen(template)
+        layout, descriptor = self._payload
+        template.send(layout.pack(), descriptor)
+        return template
+
+    def _begin(self, start: Start) -> TemplateProcess:
+        """Start a template. Any thread."""
+        with self.lock:
+            self.check_open()
+            with explaining_limits():
+                template = TemplateProcess(start)
+            self.templates = (*self.templates, template)
+        return template
+
+    def _listen(self, template: TemplateProcess) -> None:
+        self.forward(template.diagnostics)
+        for descriptor in (template.fileno(), template.pidfd):
+            self.watch(descriptor, partial(self._listen_to, template))
+
+    def _listen_to(self, template: TemplateProcess) -> None:
+        template.take_in()
+        if template.is_gone:
+            self.unwatch(template.fileno(), template.pidfd)
+
+    def _wait_built(self, template: TemplateProcess) -> Built | None:
+        """Return a template's report on its dataset; None if it is gone. Raises what building the dataset raised."""
+        began_s, look_s = time.monotonic(), ForkWatch.look_s if self.forks_trainer else None
+        # Torch's builds nothing before its workers do; the others may build the dataset, or try samples of it.
+        while not self.run_until(lambda: template.answer is not None or template.is_gone, look_s):
+            self._check_fork(template, "the template process")
+            if self._is_torch and time.monotonic() - began_s > ANSWER_LIMIT_S:
+                raise self._hang(template, "the template process", f"didn't answer within {ANSWER_LIMIT_S:g} s")
+        if isinstance(template.answer, Failure):
+            who = f"the template process (pid {template.pid})"
+            raise self._fleet.wording.failure(template.answer, who, self._fleet.definitions, "")
+        return template.answer
+
+    def _check_fork(self, process: TemplateProcess | WorkerProcess, who: str) -> None:
+        """Check that a fork of the trainer doesn't wait for ever. Raises `ForkHangs` if it does."""
+        if self._watch_of_forks.finds(process.pid):
+            raise self._hang(process, who, "waits for a lock that nobody frees")
+
+    def _hang(self, process: TemplateProcess | WorkerProcess, who: str, how: str) -> ForkHangs:
+        instead = "multiprocessing_context='forkserver'" if self._is_torch else "start_method='template'"
+        stacks = attached(traces=process.ask_for_stacks())
+        process.kill()
+        return ForkHangs(_HANGS.format(f"{who} (pid {process.pid})", how, instead, stacks))
+
+    def _death_of(self, template: TemplateProcess) -> WorkerDied:
+        diagnostics, terms = template.diagnostics, self._fleet.wording.terms
+        reason = f"{terms.build} and starts the {terms.workers}"
+        if self.forks_trainer:
+            reason = _NO_SECOND_FORK + (_ADVICE_LIKE_TORCH if self._is_torch else _ADVICE)
+        return died(
+            f"the template process (pid {template.pid})",
+            template.wait_exit_code(),
+            template.reason or reason,
+            traces=diagnostics.last_traces(),
+            stderr=diagnostics.last_lines(),
+            terms=terms,
+        )
+
+    # Replacing templates ----------------------------------------------------------------------------------------------
+
+    def _living(self) -> TemplateProcess:
+        """Return the template that workers are forked from. If it is gone, replace it first.
+
+        Raises `WorkerDied` if it was a fork of the trainer, which can't be made again.
+        """
+        while self.templates[0].is_gone:
+            if self.forks_trainer:
+                raise self._death_of(self.templates[0])
+            self._remove_dead(self.templates[0])
+            self._build_again()
+        return self.templates[0]
+
+    def _build_another(self) -> TemplateProcess:
+        """Return a template that will become a worker: one that isn't a worker yet, or a new one."""
+        while (template := self._build_again(next((one for one in self.templates if not one.is_worker), None))).is_gone:
+            self._remove_dead(template)
+        return template
+
+    def _build_again(self, template: TemplateProcess | None = None) -> TemplateProcess:
+        """Return a template once it has built the dataset; None: a new one. It may be gone already.
+
+        Raises `DatasetMismatch` if it hasn't built the same as the first one.
+        """
+        template = template or self._add()
+        if (built := self._wait_built(template)) is not None:
+            who = f"another template process (pid {template.pid})"
+            self._fleet.datasets.compare(built.report, who)
+            if self.are_forkable and not built.forkable:
+                raise DatasetMismatch(
+                    f"{who} can't be forked, unlike the first one: {built.reason}. Each build of the dataset must open "
+                    f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"
+                )
+        return template
+
+    def _remove_dead(self, template: TemplateProcess) -> None:
+        """Remove a template that is gone, once the scheduler wants it replaced. Other work of this thread waits, too.
+
+        Raises how it died if it is one too many at the start.
+        """
+        self.check_open()
+        error, fleet = self._death_of(template), self._fleet
+        if fleet.is_running:
+            fleet.post(TemplateEnded(error))
+            self.run_until(lambda: self._replaceable.acquire(blocking=False))
+        elif (num := len(self._early)) >= fleet.options.max_restarts:
+            raise type(error)(f"{error}\nAs many others ended before it: {num}") if num else error
+        else:
+            self._early.append(error)
+        self._remove(template)
+
+    def _remove(self, template: TemplateProcess) -> None:
+        """Remove and close a template that is gone."""
+        self.unwatch(template.fileno(), template.pidfd, template.diagnostics.fileno())
+        with self.lock:  # `stop` either has seen it, and closes it, or doesn't see it any more
+            self.check_open()
+            self.templates = tuple(other for other in self.templates if other is not template)
+        template.close()
+
+    # Workers ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_first(self) -> int:
+        return FIRST_TORCH_WORKERS if self._is_torch else FIRST_WORKERS
+
+    def start_first(self) -> None:
+        """Start the first workers, and have the inboxes listen. `start_others` starts the rest."""
+        fleet = self._fleet
+        for worker_id in range(min(self._num_first, fleet.options.num_workers)):
+            self._start(worker_id)
+        fleet.listen_to_all()
+        for error in self._early:
+            fleet.post(TemplateEnded(error, is_replaced=True))
+
+    def start_others(self) -> None:
+        """Have the workers started that `start_first` left. Returns at once. Any thread."""
+        self.submit(partial(self._start_late, self._num_first, self._fleet.options.num_workers))
+
+    def start_worker(self, worker_id: int) -> None:
+        """Have a worker started with this id. Returns at once. Any thread."""
+        self.submit(partial(self._start_late, worker_id, worker_id + 1))
+
+    def _start_late(self, worker_id: int, stop: int) -> None:
+        """Start the workers with the ids from this one up to `stop`, unless nothing is started any more."""
+        if worker_id < stop and self.is_open:
+            self._start(worker_id)
+            self.submit(partial(self._start_late, worker_id + 1, stop))  # after deaths that came meanwhile
+
+    def _start(self, worker_id: int) -> None:
+        if self.are_forkable:
+            self._fork_worker(self._living(), worker_id)
+            return
+        self._add_ahead(worker_id)
+        template = self._build_another()
+        ours, theirs = Channel.pair()
+        try:
+            process = template.become_worker(self._fleet.num_started, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._add_worker(worker_id, ours, process)
+
+    def _fork_worker(self, template: TemplateProcess, worker_id: int) -> None:
+        while True:
+            serial, diagnostics = self._fleet.num_started, Diagnostics()
+            try:
+                ours, theirs = Channel.pair()
+            except BaseException:
+                diagnostics.close()
+                raise
+            try:
+                template.request_fork(serial, theirs, diagnostics)
+                theirs.close()
+                diagnostics.close_their_ends()
+                process = self._wait_forked(template, serial)
+            except BaseException:
+                theirs.close()
+                ours.close()
+                diagnostics.close()
+                raise
+            if process is not None:
+                self.forward(diagnostics)
+                self._add_worker(worker_id, ours, process)
+                return
+            ours.close()
+            diagnostics.close()
+            template = self._living()
+
+    def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
+        """Return the worker; None if the template is gone, or was killed because it hung."""
+        if not self.run_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
+            template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
+            template.kill()
+            self.run_until(lambda: template.is_gone)
+        return template.claim(serial)
+
+    def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
+        worker = self._fleet.make_handle(worker_id, ours, process)
+        if (mode := self._fleet.spec.options.torch) is not None:
+            worker.tell_identity(self._fleet.options.num_workers, mode.kept.pop(worker_id, []))
+        self._fleet.add(worker)
+
+    def wait_exit_code(self, process: WorkerProcess, limit_s: float) -> bool:
+        """Wait until it is known how a worker ended. Return whether it has ended with its template, as far as known."""
+        template = process.template
+        if process.pid == template.pid:
+            process.exit_code = template.wait_exit_code()
+            ended_with_template = False
+        else:
+            self.run_until(lambda: process.exit_code is not None or template.is_gone, limit_s)
+            ended_with_template = process.exit_code is None and template.is_gone
+        self.unwatch(process.diagnostics.fileno())
+        return ended_with_template
+
+    def forget(self, process: WorkerProcess, serial: int) -> None:
+        """Forget a worker that was closed."""
+        process.template.forget(serial)
+        if process.template.pid == process.pid:
+            self._remove(process.template)
+
+    # The thread -------------------------------------------------------------------------------------------------------
+
+    def look_after(self) -> float | None:
+        """Replace the template that workers are forked from, if it is gone. Its workers are replaced one by one.
+
+        Raises `ForkHangs` if a worker hangs.
+        """
+        if not self.are_forkable or not self._fleet.is_running:
+            return None
+        self._living()
+        if not self.forks_trainer:
+            return None
+        if time.monotonic() >= self._next_look_s:
+            self._next_look_s = time.monotonic() + ForkWatch.look_s
+            for worker in self._fleet.workers.values():
+                self._check_fork(worker.process, f"worker {worker.worker_id}")
+        return ForkWatch.look_s
+
+    def note_failure(self, error: BaseException) -> None:
+        """Tell the scheduler, once errors aren't raised by `wait_built` or `run` any more."""
+        if not self.is_closed and self._fleet.is_running:
+            self._fleet.post(ExecutorFailed(error))
+
+    def __repr__(self) -> str:
+        return f"<Starter {self._state.value}, {len(self.templates)} templates>"
+
+
+def _write_payload(spec: WorkerSpec) -> tuple[PayloadLayout, int, Definitions]:
+    return write_payload(spec, Environment.of_this_process(spec.modules))
