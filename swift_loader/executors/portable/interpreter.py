@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import NoProcessesLeft
 from swift_loader.executors.environment import (
     environ_for_workers,
     import_path,
@@ -192,7 +191,7 @@ class Interpreter:
         try:
             for thread in self._threads:
                 thread.start()
-        except NoProcessesLeft:
+        except BaseException:  # no thread is left, or a signal handler raised
             self._process.kill()
             self._process.wait()
             self.close()

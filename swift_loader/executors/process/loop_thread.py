@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import TypeVar
 
-from swift_loader.errors import LoaderClosed, NoProcessesLeft
+from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.threads import LoaderThread
@@ -118,8 +118,9 @@ class LoopThread:
                 self._thread = LoaderThread(self._run, self._name)
                 try:
                     self._thread.start()
-                except NoProcessesLeft:
-                    self._thread = None
+                except BaseException:
+                    if not self._thread.is_alive():
+                        self._thread = None  # if it starts after all, it ends at once
                     raise
             self._calls.append(function)
         self.wake()
@@ -209,6 +210,9 @@ class LoopThread:
                 source()
 
     def _run(self) -> None:
+        with self.lock:
+            if self._thread is not threading.current_thread():
+                return
         try:
             while self._state is _State.OPEN:
                 while self._calls:

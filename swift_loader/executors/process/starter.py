@@ -202,22 +202,20 @@ class Starter(LoopThread):
             except Stopped:
                 raise LoaderClosed("the loader was closed; make a new one") from None
             return
-        starts = TemplateStarts(Launch.of_this_process(), spec.modules, self._start_method)
+        starts, descriptor = TemplateStarts(Launch.of_this_process(), spec.modules, self._start_method), -1
         try:
             starts.ask_ahead()
             layout, descriptor, fleet.definitions = _write_payload(spec)
+            starts.need(modules_of(layout, descriptor))
+            with self.lock:
+                if not self.is_open:
+                    raise LoaderClosed("the loader was closed; make a new one")
+                self._payload, self._starts = (layout, descriptor), starts
         except BaseException:
+            if descriptor >= 0:
+                os.close(descriptor)
             starts.close()
             raise
-        starts.need(modules_of(layout, descriptor))
-        with self.lock:
-            is_open = self.is_open
-            if is_open:
-                self._payload, self._starts = (layout, descriptor), starts
-        if not is_open:
-            os.close(descriptor)
-            starts.close()
-            raise LoaderClosed("the loader was closed; make a new one")
 
     @property
     def forks_trainer(self) -> bool:
