@@ -1,4 +1,4 @@
-"""The loader's own exceptions.
+"""The loader's own exceptions, and how text for people is written.
 
 Wrong arguments raise plain `ValueError` and `TypeError`. An exception of the user's code keeps its type if it survives
 a pickle round trip; otherwise it becomes a `WorkerError`. Either way its `__cause__` is a `RemoteTraceback`.
@@ -12,6 +12,9 @@ import inspect
 import warnings
 
 _PACKAGE = __file__.removesuffix("errors.py")
+
+_THREE_DIGITS = 999.5
+"""From here on, three digits show the next unit."""
 
 
 class SwiftLoaderError(Exception):
@@ -131,3 +134,11 @@ def warn(text: str) -> None:
 def printable(text: str) -> str:
     """Return a text without control characters, which file names and exceptions may hold and terminals obey."""
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def time_text(seconds: float) -> str:
+    """Return a duration in three digits and a unit: `1.2 s`, `3.4 ms`, `12 us`."""
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * factor < _THREE_DIGITS:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < _THREE_DIGITS else f"{seconds:.0f} s"

@@ -7,7 +7,6 @@ output goes to a file.
 from __future__ import annotations
 
 import faulthandler
-import mmap
 import os
 import pickle
 import sys
@@ -19,41 +18,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import Subset
 
-from swift_loader.batch.collate import Collate, HeapMemory, collate_into, torch_collate
+from swift_loader.batch.collate import torch_collate
 from swift_loader.batch.tree import type_name
 from swift_loader.cli import CommandError, find_target, made_by
-from swift_loader.doctor.contents import hazards_now, judge_containers, judge_growth, judge_sharing, lengths_of
-from swift_loader.doctor.diagnosis import (
+from swift_loader.doctor import contents, samples
+from swift_loader.doctor.examination import (
     BatchTime,
     Diagnosis,
     Line,
     Settings,
     Timing,
+    WorkersNeeded,
     count_text,
     quoted,
-    time_text,
-    workers_needed,
 )
-from swift_loader.doctor.examination import PLACE_SIZE, place_text
-from swift_loader.doctor.samples import (
-    KEEP_NOTHING,
-    SEED,
-    Fetch,
-    Subject,
-    fetch_one,
-    first_failing,
-    judge_leaves,
-    judge_randomness,
-    layout_of,
-    probe_order,
-    text_of,
-    timing_of,
-)
-from swift_loader.doctor.stacks import StackSampler
+from swift_loader.doctor.samples import SEED, Fetch, Place, StackSampler, Subject, text_of
+from swift_loader.errors import time_text
 from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
+from swift_loader.metrics.observations import build_ns
 from swift_loader.testing import assert_resume_exact
+from swift_loader.tuning.tuner import NEARLY, Machine, Window
 from swift_loader.worker.process import die_with_parent, end_process
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_worker import set_num_threads
@@ -82,6 +69,9 @@ _PRINTS_EACH = 0.5
 _BEYOND_THE_END = (IndexError, KeyError, StopIteration)
 """What a dataset raises for an index that it doesn't have."""
 
+_MAX_WORKERS = 1024
+"""So many are considered for a step."""
+
 _NUM_WORKERS = 2
 _NUM_BATCHES = 4
 _NUM_CUTS = 2
@@ -99,79 +89,74 @@ def main(folder: str, parent: int) -> None:
     if sys.platform == "linux":
         die_with_parent(parent)
     faulthandler.enable()
-    settings, avoid = pickle.loads((Path(folder) / "request").read_bytes())
-    examiner = _Examiner(Path(folder), settings, avoid)
+    examiner = _Examiner(Path(folder))
     try:
         examiner.examine()
         examiner.diagnosis.is_complete = True
-        examiner.save()
+        examiner.save(examiner.diagnosis)
     except CommandError as error:
-        (Path(folder) / "unusable").write_text(str(error), encoding="utf-8")
+        examiner.save(error)
     end_process(0)  # not sys.exit: the dataset's threads may go on for ever
 
 
 class _Examiner:
     """Goes from part to part, and saves the diagnosis after each."""
 
-    def __init__(self, folder: Path, settings: Settings, avoid: frozenset[int]) -> None:
-        self.diagnosis = Diagnosis(settings.target)
-        self._folder, self._settings, self._avoid = folder, settings, avoid
-        with (folder / "place").open("r+b") as file:
-            self._place = mmap.mmap(file.fileno(), PLACE_SIZE)
-        self._armed_s = -float("inf")
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._settings: Settings
+        self._avoid: set[int]
+        self._settings, self._avoid = pickle.loads((folder / "request").read_bytes())
+        self._place = Place(folder / "place", self._settings.stall_s)
+        self.diagnosis = Diagnosis(self._settings.target)
 
-    def at(self, doing: str, index: int | None = None) -> None:
-        """Say what comes next. If it takes too long, the process ends itself with the stacks of its threads."""
-        self._place[:] = place_text(doing, index)
-        stall_s = self._settings.stall_s
-        if time.monotonic() > self._armed_s + stall_s / 10:  # arming takes too long for each sample
-            faulthandler.dump_traceback_later(1.1 * stall_s, exit=True)
-            self._armed_s = time.monotonic()
-
-    def save(self) -> None:
+    def save(self, found: Diagnosis | CommandError) -> None:
         """Keep what was found out so far, in case the process dies."""
-        (self._folder / "new").write_bytes(pickle.dumps(self.diagnosis))
+        (self._folder / "new").write_bytes(pickle.dumps(found))
         (self._folder / "new").replace(self._folder / "diagnosis")
 
     def examine(self) -> None:
+        """Examine the dataset in this process, then run a loader over some of its samples."""
         folder, path, environ = os.getcwd(), list(sys.path), dict(os.environ)
-        indices = self._examine_in_this_process()
+        good = self._examine_in_this_process()
         os.chdir(folder)  # the dataset may have changed them
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(environ)
-        if indices is not None:
-            self._resume(indices)
+        if good:
+            mean_s = sum(sample.took_s for sample in good) / len(good)
+            seconds = max(_LEAST_RESUME_S, _RESUME_SHARE * self._settings.seconds)
+            num_samples = min(_MAX_RESUMED, int(seconds / max(1e-9, mean_s * _NUM_BUILDS)))
+            self._resume([sample.index for sample in good[:num_samples]])
 
-    def _examine_in_this_process(self) -> list[int] | None:
-        """Return the samples for a run of the loader; None if the dataset can't be used."""
-        self.at("importing the module")
+    def _examine_in_this_process(self) -> list[Fetch]:
+        """Return the samples that can be fetched; none if the dataset can't be used."""
+        self._place.at("importing the module")
         name = self._settings.collate
-        collate = torch_collate if name == "torch" else collate_into(None if name == "default" else find_target(name))
+        collate_fn = torch_collate if name == "torch" else None if name == "default" else find_target(name)
         dataset = self._build()
         num_samples = None if dataset is None else self._length_of(dataset)
-        self.save()
+        self.save(self.diagnosis)
         if not num_samples:
-            return None
-        judge_containers(dataset, self._settings.num_workers, self.diagnosis)
-        lengths, process = lengths_of(dataset), _process_settings()
-        subject = Subject(dataset, num_samples, self.at)
-        samples = self._measure(subject)
-        self.save()
-        if not samples:
-            return None
-        good = [sample.index for sample in samples]
-        error = self._measure_batches(subject, samples, collate)
+            return []
+        held = list(contents.walk(dataset))
+        contents.judge_containers(held, self._settings.num_workers, self.diagnosis)
+        lengths, process = contents.lengths_of(held), _process_settings()
+        subject = Subject(dataset, num_samples, self._place)
+        good = self._measure(subject)
+        self.save(self.diagnosis)
+        if not good:
+            return []
+        error = self._measure_batches(dataset, good, collate_fn)
         self._judge_workers()
-        judge_leaves([(sample.index, sample.layout) for sample in samples], error, self.diagnosis)
-        self.save()
-        judge_randomness(subject, good[:_NUM_CLOSE], _RANDOMNESS_SHARE * self._settings.seconds, self.diagnosis)
+        samples.judge_leaves(good, error, self.diagnosis)
+        self.save(self.diagnosis)
+        close, seconds = [sample.index for sample in good[:_NUM_CLOSE]], _RANDOMNESS_SHARE * self._settings.seconds
+        samples.judge_randomness(subject, close, seconds, self.diagnosis)
         self._judge_settings(process)
-        judge_growth(lengths, dataset, len(samples), self.diagnosis)
-        self.save()
-        seconds = max(_LEAST_RESUME_S, _RESUME_SHARE * self._settings.seconds)
-        mean_s = sum(sample.took_s for sample in samples) / len(samples)
-        return good[: min(_MAX_RESUMED, int(seconds / max(1e-9, mean_s * _NUM_BUILDS)))]
+        contents.judge_growth(lengths, list(contents.walk(dataset)), len(good), self.diagnosis)
+        self.save(self.diagnosis)
+        return good
 
     # The dataset
 
@@ -179,8 +164,8 @@ class _Examiner:
         """Return the dataset; None if it can't be built."""
         find_target(self._settings.target)
         set_num_threads(1)  # as in the loader's processes: torch's threads would outlive the constructor
-        self.at("building the dataset")
-        hazards = hazards_now()
+        self._place.at("building the dataset")
+        hazards = contents.hazards_now()
         seed_for_construction(Rng.SAMPLE)
         began_s = time.perf_counter()
         try:
@@ -195,73 +180,64 @@ class _Examiner:
             return None
         self.diagnosis.build_s = time.perf_counter() - began_s
         self.diagnosis.dataset = type_name(dataset)
-        self.at("looking at the dataset's attributes")
-        judge_sharing(dataset, hazards, self.diagnosis)
+        self._place.at("looking at the dataset's attributes")
+        contents.judge_sharing(list(contents.walk(dataset)), hazards, self.diagnosis)
         return dataset
 
     def _length_of(self, dataset: Any) -> int:
         """Return the dataset's length; 0 if it can't be used."""
-        length, error = 0, ""
+        length, what = 0, "The dataset has no usable length."
+        remedy = "Give the dataset __getitem__(index) and __len__(); a stream is for DataLoader, not for the doctor."
+        evidence = f"a {type_name(dataset)} has no __getitem__"
         if hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
             try:
                 self.diagnosis.num_samples = length = len(dataset)
             except Exception as raised:
-                error = f"len(dataset) raised {text_of(raised)}"
-        else:
-            error = f"a {type_name(dataset)} has no __getitem__"
-        if error:
-            self.diagnosis.fault(
-                "length",
-                "The dataset has no usable length.",
-                error,
-                "Give the dataset __getitem__(index) and __len__(); a stream is for DataLoader, not for the doctor.",
-            )
-        elif not length:
-            self.diagnosis.fault(
-                "length",
-                "The dataset is empty.",
-                "len(dataset) is 0",
-                "Check the paths and filters from which the constructor makes its list of samples.",
-            )
+                evidence = f"len(dataset) raised {text_of(raised)}"
+            else:
+                what, evidence = "The dataset is empty.", "len(dataset) is 0"
+                remedy = "Check the paths and filters from which the constructor makes its list of samples."
+        if not length:
+            self.diagnosis.fault("length", what, evidence, remedy)
         return length
 
     # Its samples
 
     def _measure(self, subject: Subject) -> list[Fetch]:
         """Fetch samples one by one for some seconds, and find what is wrong. Return those that succeeded."""
-        samples: list[Fetch] = []
+        good: list[Fetch] = []
         failures: list[Fetch] = []
         num_printed = len(self._printed())
-        sampler = StackSampler(fetch_one.__code__.co_filename)
+        sampler = StackSampler()
         deadline_s = time.perf_counter() + _SAMPLES_SHARE * self._settings.seconds
-        for index in probe_order(subject.num_samples):
+        for index in samples.probe_order(subject.num_samples):
             if index in self._avoid:
                 continue
-            fetch = fetch_one(subject, index, sampler)
-            (samples if fetch.error is None else failures).append(fetch)
+            fetch = subject.fetch(index, sampler)
+            (good if fetch.error is None else failures).append(fetch)
             if time.perf_counter() > deadline_s:
                 break
-        for sample in cycle(samples):
+        for sample in cycle(good):
             if sampler.num_hits >= _ENOUGH_HITS or time.perf_counter() > deadline_s:
                 break
-            fetch_one(subject, sample.index, sampler)
+            subject.fetch(sample.index, sampler)
         sampler.stop()
         self._judge_output(subject.num_fetches, self._printed()[num_printed:])
-        self._judge_failures(subject, failures, len(samples))
-        if samples:
+        self._judge_failures(subject, failures, len(good))
+        if good:
             if not failures:
-                self.diagnosis.healthy.append(f"{count_text(len(samples), 'sample')} were fetched without an error")
-            self.diagnosis.timing = timing = timing_of(samples)
+                self.diagnosis.healthy.append(f"{count_text(len(good), 'sample')} were fetched without an error")
+            self.diagnosis.timing = timing = samples.timing_of(good)
             self.diagnosis.lines = sampler.shares()
-            self._judge_slow(subject, samples[1:], timing, sampler)
-        return samples
+            self._judge_slow(subject, good[1:], timing, sampler)
+        return good
 
     def _judge_failures(self, subject: Subject, failures: Sequence[Fetch], num_good: int) -> None:
         """Find samples that raise, by kind of error, and a length that is too large."""
         length, first = subject.num_samples, subject.num_samples
         of_last = [one for one in failures if one.index == length - 1 and isinstance(one.error, _BEYOND_THE_END)]
         if of_last:
-            first = first_failing(subject) or length  # if all samples fail, the length isn't what is wrong
+            first = subject.first_failing() or length  # if all samples fail, the length isn't what is wrong
         if first < length:
             self.diagnosis.fault(
                 "length",
@@ -285,16 +261,16 @@ class _Examiner:
                 indices,
             )
 
-    def _judge_slow(self, subject: Subject, samples: Sequence[Fetch], timing: Timing, sampler: StackSampler) -> None:
+    def _judge_slow(self, subject: Subject, good: Sequence[Fetch], timing: Timing, sampler: StackSampler) -> None:
         """Find samples that take much longer than the others, each time."""
         limit_s = max(_TAIL * timing.p50_s, timing.p50_s + _LEAST_TAIL_S)
-        slow: list[tuple[int, str]] = []
-        looked_at = sorted(samples, key=lambda sample: -sample.took_s)[:_NUM_SLOW]
+        slow: dict[int, str] = {}
+        looked_at = sorted(good, key=lambda sample: -sample.took_s)[:_NUM_SLOW]
         deadline_s = time.perf_counter() + _AGAIN_SHARE * self._settings.seconds
         for sample in looked_at:
-            again_s = min(fetch_one(subject, sample.index).took_s for _ in range(_NUM_AGAIN))
+            again_s = min(subject.fetch(sample.index).took_s for _ in range(_NUM_AGAIN))
             if min(sample.took_s, again_s) > limit_s:
-                slow.append((sample.index, f"{sample.index} ({time_text(sample.took_s)}, again {time_text(again_s)})"))
+                slow[sample.index] = f"{sample.index} ({time_text(sample.took_s)}, again {time_text(again_s)})"
             if time.perf_counter() > deadline_s:
                 break
         if not slow:
@@ -306,10 +282,10 @@ class _Examiner:
         self.diagnosis.warning(
             "time",
             "Some samples take much longer than the others, each time.",
-            f"the median is {time_text(timing.p50_s)}; dataset indices {quoted([text for _, text in slow])}{where}",
+            f"the median is {time_text(timing.p50_s)}; dataset indices {quoted(list(slow.values()))}{where}",
             "Make that line cheaper for these samples, or prepare them once on disk: a batch waits for its slowest "
             "sample.",
-            [index for index, _ in slow],
+            list(slow),
         )
 
     def _printed(self) -> bytes:
@@ -344,49 +320,42 @@ class _Examiner:
 
     # Batches
 
-    def _measure_batches(self, subject: Subject, samples: Sequence[Fetch], collate: Collate) -> str:
+    def _measure_batches(self, dataset: Any, good: Sequence[Fetch], collate_fn: Any) -> str:
         """Build batches for some seconds, at least one, as a worker does. Return what the collate function raised."""
-        seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in samples) / len(samples)
+        seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in good) / len(good)
         batch_size = min(self._settings.batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
-        indices = [sample.index for sample in samples]
-        took: list[float] = []
-        collated: list[float] = []
-        nbytes = 0
-        deadline_s = time.perf_counter() + seconds
-        for number in range(_MAX_BATCHES):
-            chosen = np.resize(np.roll(indices, -number * batch_size), batch_size).tolist()
-            self.at("building batches")
-            began_s = time.perf_counter()
+        indices = np.resize([sample.index for sample in good], batch_size * _MAX_BATCHES).tolist()
+        options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn, "shuffle": False, "seed": SEED}
+        loader = SwiftLoader(dataset=Subset(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)
+        nbytes, deadline_s = 0, time.perf_counter() + seconds
+        with loader:
             try:
-                fetched = list(subject.fetcher.fetch(SEED, 0, chosen).samples)
-                if subject.batch_seeding.needs_rebuild():  # the first batch shows whether samples draw
-                    fetched = list(subject.fetcher.fetch(SEED, 0, chosen).samples)
-                    subject.batch_seeding.needs_rebuild()
-                fetched_s = time.perf_counter()
-                batch = collate(fetched, HeapMemory())
+                for batch in loader:
+                    self._place.at("building batches")
+                    nbytes = nbytes or sum(leaf.nbytes for leaf in samples.layout_of(batch))
+                    if time.perf_counter() > deadline_s:
+                        break
             except Exception as error:
                 return text_of(error)
-            ended_s = time.perf_counter()
-            took.append(ended_s - began_s)
-            collated.append(ended_s - fetched_s)
-            nbytes = nbytes or sum(leaf.nbytes for leaf in layout_of(batch))
-            if ended_s > deadline_s:
-                break
-        took, collated = took[1:] or took, collated[1:] or collated
-        batch_s = float(np.mean(took))
-        self.diagnosis.batch = BatchTime(
-            batch_size, float(np.median(took)), batch_s, float(np.median(collated)), nbytes
-        )
+            observed = loader.report().observations
+        assert observed is not None  # a loader measures by default
+        batches = observed.batches[1:] if len(observed.batches) > 1 else observed.batches  # the first one warms up
+        took_s, collating_s = build_ns(batches) / 1e9, batches["collate_ns"] / 1e9
+        medians = float(np.median(took_s)), float(np.median(collating_s))
+        self.diagnosis.batch = BatchTime(batch_size, medians[0], float(took_s.mean()), medians[1], nbytes)
         return ""
 
     def _judge_workers(self) -> None:
-        """Find out how many workers keep a training step fed."""
+        """Find out how many workers keep a training step fed, by the tuner's formula."""
         step_s, timing, batch = self._settings.step_s, self.diagnosis.timing, self.diagnosis.batch
         if step_s is None or timing is None:
             return
         sample_s = timing.mean_s if batch is None else batch.mean_s / batch.batch_size
-        batch_s = sample_s * self._settings.batch_size
-        self.diagnosis.workers = workers_needed(batch_s, timing.cpu_share, step_s, available_cores())
+        batch_s, num_cores = sample_s * self._settings.batch_size, available_cores()
+        window = Window(1, batch_s, 1, 0.0, step_s, batch_s, batch_s * timing.cpu_share, 0.0)
+        num_workers = window.needed_workers(Machine(num_cores, _MAX_WORKERS))
+        rate = window.expected_rate(num_workers, num_cores)
+        self.diagnosis.workers = WorkersNeeded(num_workers, num_cores, step_s, 1 / rate, rate * step_s >= NEARLY)
 
     # A run of the loader
 
@@ -403,9 +372,9 @@ class _Examiner:
             return
 
         def make_loader(num_workers: int) -> SwiftLoader:
-            self.at("running a loader over the dataset")
+            self._place.at("running a loader over the dataset")
             return SwiftLoader(
-                Some,
+                part_of,
                 {"target": self._settings.target, "indices": indices},
                 batch_size=len(indices) // _NUM_BATCHES,
                 worker_per_consumer=num_workers,
@@ -425,7 +394,8 @@ class _Examiner:
             )
         except AssertionError as mismatch:
             text = " ".join(str(mismatch).split()).partition(". A sample must depend")[0]  # the remedy says it
-            self.diagnosis.fault("resume", "A stopped run doesn't resume exactly.", f"{run}: {text}", KEEP_NOTHING)
+            what, remedy = "A stopped run doesn't resume exactly.", samples.KEEP_NOTHING
+            self.diagnosis.fault("resume", what, f"{run}: {text}", remedy)
         except Exception as failure:
             text = " ".join(text_of(failure).split())
             remedy = "Follow the error's advice, then examine the dataset again."
@@ -434,19 +404,9 @@ class _Examiner:
             self.diagnosis.healthy.append(f"{run}, stopped and resumed with one, gives the same bytes")
 
 
-class Some:
-    """Some samples of the dataset that a target names. A loader's own processes make it."""
-
-    def __init__(self, target: str, indices: Sequence[int]) -> None:
-        """Build the dataset."""
-        self._dataset = without_loader(made_by(target))
-        self._indices = list(indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[self._indices[index]]
+def part_of(target: str, indices: Sequence[int]) -> Subset[Any]:
+    """Return some samples of the dataset that a target names. A loader's own processes call it."""
+    return Subset(without_loader(made_by(target)), indices)
 
 
 def without_loader(thing: Any) -> Any:

@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.tree import type_name
-from swift_loader.doctor.diagnosis import Diagnosis, nbytes_text, quoted
+from swift_loader.doctor.examination import Diagnosis, nbytes_text, quoted
 from swift_loader.worker.process import ForkHazards
 
-_MAX_HOLDERS = 8
+Held = list[tuple[str, Any]]
+"""All that `walk` yields of the dataset."""
 
 _LARGE_NBYTES = 16 << 20
 """Containers from this size on are reported. A worker takes about 10 times as much anyway."""
@@ -65,20 +66,17 @@ def hazards_now() -> Any:
     """Return the descriptors and threads of this process; None on a system without /proc."""
     if not Path("/proc/self/fd").is_dir():
         return None
-    return ForkHazards.settled([], [])
+    found = ForkHazards.settled([], [])
+    own = {str(thread.native_id) for thread in threading.enumerate()}  # libraries' threads do no harm
+    return replace(found, threads=found.threads & own)
 
 
-def judge_sharing(dataset: object, before: Any, diagnosis: Diagnosis) -> None:
+def judge_sharing(held: Held, before: Any, diagnosis: Diagnosis) -> None:
     """Find what keeps workers from sharing the dataset. `before` is what `hazards_now` returned before it was built."""
-    after, hazards = hazards_now(), ""
-    if after is not None:
-        own = {str(thread.native_id) for thread in threading.enumerate()}  # libraries' threads do no harm
-        earlier = replace(before, threads=before.threads & own)
-        hazards = replace(after, threads=after.threads & own).beyond(earlier, "building it")
-    held = [(path, what, thing) for path, thing in walk(dataset) if (what := _holds(thing))]
-    paths = [path for path, _, _ in held]
-    held = [one for one in held if not _is_inside(one[0], [path for path in paths if path != one[0]])]
-    seen = [f"dataset{path} is {what} ({type_name(thing)})" for path, what, thing in held[:_MAX_HOLDERS]]
+    after = hazards_now()
+    hazards = "" if after is None else after.beyond(before, "building it")
+    found = {path: f"dataset{path} is {what} ({type_name(thing)})" for path, thing in held if (what := _open(thing))}
+    seen = [text for path, text in found.items() if not _is_inside(path, [one for one in found if one != path])]
     if seen or hazards:
         diagnosis.warning(
             "sharing",
@@ -96,12 +94,11 @@ def _is_inside(path: str, others: Iterable[str]) -> bool:
     return path.startswith(tuple(f"{other}{step}" for other in others for step in ".[{"))
 
 
-def _holds(thing: Any) -> str:
-    """Return in words what an object holds that processes can't share; empty if there is nothing."""
-    if isinstance(thing, (io.BytesIO, io.StringIO)):
-        return ""
+def _open(thing: Any) -> str:
+    """Return in words what an object is that processes can't share; empty if it is nothing of that kind."""
     if isinstance(thing, io.IOBase):
-        return "" if thing.closed or _is_standard(thing) else "an open file"
+        is_memory = isinstance(thing, (io.BytesIO, io.StringIO))
+        return "" if is_memory or thing.closed or _is_standard(thing) else "an open file"
     if isinstance(thing, socket.socket):
         return "a socket" if thing.fileno() >= 0 else ""
     if isinstance(thing, threading.Thread):
@@ -125,20 +122,20 @@ def _is_standard(file: io.IOBase) -> bool:
 # What grows in workers ------------------------------------------------------------------------------------------------
 
 
-def judge_containers(dataset: object, num_workers: int, diagnosis: Diagnosis) -> None:
+def judge_containers(held: Held, num_workers: int, diagnosis: Diagnosis) -> None:
     """Find containers with many Python objects, the largest first."""
     found: list[tuple[float, float, str, str]] = []
-    for path, thing in walk(dataset):
+    for path, thing in held:
         if not _is_inside(path, [one[2] for one in found]):
             found += ((*_size_of(items), where, kind) for where, kind, items in _objects_of(path, thing))
     large = sorted((one for one in found if one[0] >= _LARGE_NBYTES), reverse=True)
     for nbytes, num_objects, path, kind in large:
+        size, in_all = nbytes_text(nbytes), nbytes_text(nbytes * num_workers)
         diagnosis.warning(
             "memory",
             f"dataset{path} will be copied into each worker, because reading a Python object changes its reference "
             f"count.",
-            f"a {kind} of {num_objects - 1:,.0f} Python objects, about {nbytes_text(nbytes)}: "
-            f"{nbytes_text(nbytes * num_workers)} in {num_workers} workers",
+            f"a {kind} of {num_objects - 1:,.0f} Python objects, about {size}: {in_all} in {num_workers} workers",
             "Keep it as a NumPy array, a pyarrow array, or one bytes object with an array of offsets: workers share "
             "these.",
         )
@@ -177,25 +174,24 @@ def _size_of(thing: Any, depth: int = 0) -> tuple[float, float]:
     return own + factor * sum(part[0] for part in parts), 1 + factor * sum(part[1] for part in parts)
 
 
-def lengths_of(dataset: object) -> dict[str, tuple[str, int]]:
+def lengths_of(held: Held) -> dict[str, tuple[str, int]]:
     """Return the lengths of all containers that can grow: path -> (type, length)."""
-    growing = (list, dict, set)
-    return {path: (type_name(thing), len(thing)) for path, thing in walk(dataset) if isinstance(thing, growing)}
+    return {path: (type_name(thing), len(thing)) for path, thing in held if isinstance(thing, (list, dict, set))}
 
 
-def judge_growth(before: dict[str, tuple[str, int]], dataset: object, num_samples: int, diagnosis: Diagnosis) -> None:
+def judge_growth(before: dict[str, tuple[str, int]], held: Held, num_samples: int, diagnosis: Diagnosis) -> None:
     """Find containers that became longer while so many samples were fetched."""
     least = max(2, _GROWS_SHARE * num_samples)
-    paths = [
+    grown = [
         f"dataset{path} ({kind}) from {before[path][1]:,} to {length:,} items"
-        for path, (kind, length) in lengths_of(dataset).items()
+        for path, (kind, length) in lengths_of(held).items()
         if path in before and length - before[path][1] >= least
     ]
-    if paths:
+    if grown:
         diagnosis.warning(
             "memory",
             "The dataset grows with each sample, in each worker separately.",
-            f"{quoted(paths)}, over {num_samples:,} samples",
+            f"{quoted(grown)}, over {num_samples:,} samples",
             "Bound the cache (functools.lru_cache with maxsize), or fill it once in the constructor, before workers "
             "fork.",
         )
@@ -209,8 +205,10 @@ def generators_of(dataset: object) -> dict[str, Any]:
     if torch is not None:
         kinds = (*kinds, torch.Generator)
         known.add(id(torch.default_generator))
-    module = sys.modules.get(type(dataset).__module__)
-    of_module = [(f"{module.__name__}.{name}", value) for name, value in vars(module).items()] if module else []
+    module = type(dataset).__module__
+    of_module = [
+        (f"{module}.{name}", value) for name, value in getattr(sys.modules.get(module), "__dict__", {}).items()
+    ]
     found: dict[str, Any] = {}
     for path, thing in (*walk(dataset, "dataset"), *of_module):
         if isinstance(thing, kinds) and not isinstance(thing, random.SystemRandom) and id(thing) not in known:

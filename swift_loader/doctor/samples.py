@@ -1,17 +1,19 @@
-"""Fetches single samples: what they are like, whether they come out the same again, and what they draw from."""
+"""Fetches single samples: how long they take and at which line, what they are like, and what they draw from."""
 
 from __future__ import annotations
 
-import hashlib
-import pickle
+import faulthandler
 import random
 import sys
+import threading
 import time
 import traceback
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +21,16 @@ import numpy as np
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
 from swift_loader.doctor.contents import generators_of
-from swift_loader.doctor.diagnosis import Diagnosis, Line, Timing, count_text, quoted
-from swift_loader.doctor.stacks import StackSampler, is_users_file, line_of
+from swift_loader.doctor.examination import (
+    Diagnosis,
+    Line,
+    LineShare,
+    Timing,
+    count_text,
+    is_users_file,
+    line_of,
+    quoted,
+)
 from swift_loader.sampling.permutation import permute
 from swift_loader.transport.by_value import Definitions
 from swift_loader.worker.fetch import Fetcher, OnError
@@ -37,41 +47,29 @@ _MAX_SAMPLES = 20_000
 _TEXT = {"U": "text", "S": "bytes"}
 """Kinds of NumPy's dtypes that depend on the length of the text."""
 
+_PLACE_SIZE = 64
+
 KEEP_NOTHING = (
     "Let a sample depend on its index and on swift_loader.sample_rng() alone: keep nothing from one sample to the "
     "next, leave out the time, and give a generator in the constructor a fixed seed."
 )
 
 
-class Subject:
-    """The dataset under examination. Fetches its samples one by one, seeded as the loader seeds them."""
+class Place:
+    """Says in a file what the process is doing, and ends it if that takes too long."""
 
-    def __init__(self, dataset: Any, num_samples: int, at: Callable[[str, int | None], None]) -> None:
-        """Fetch from a dataset. `at` is told what is done, and with which sample."""
-        self.dataset = dataset
-        self.num_samples = num_samples
-        self.num_fetches = 0
-        self.batch_seeding = Seeding(Rng.SAMPLE)
-        self.fetcher = Fetcher(dataset, num_samples, OnError.RAISE, self.batch_seeding, Definitions())
-        """Fetches batches, as a worker does."""
-        self.singles = self.fetcher._singles  # noqa: SLF001 - of this package
-        """Has a `__getitem__` for an index. Call it in `seeded`."""
-        self._at = at
-        self._seeding = Seeding(Rng.SAMPLE, by_sample=True)
+    def __init__(self, path: Path, stall_s: float) -> None:
+        self._file = path.open("r+b", buffering=0)
+        self._stall_s = stall_s
+        self._armed_s = -float("inf")
 
-    @contextmanager
-    def seeded(self, index: int, epoch: int = 0) -> Iterator[Fetching]:
-        """Seed for a sample while it is fetched."""
-        fetching = Fetching(SEED, epoch, [index], [])
-        self.num_fetches += 1
-        self._at("fetching a sample", index)
-        self._seeding.begin(fetching)
-        self._seeding.begin_sample(0)
-        try:
-            yield fetching
-        finally:
-            self._seeding.needs_rebuild()
-            self._at("looking at the samples", None)
+    def at(self, doing: str, index: int = -1) -> None:
+        """Say what comes next, and with which sample. If it takes too long, the stacks of all threads are written."""
+        self._file.seek(0)
+        self._file.write(f"{index} {doing}".ljust(_PLACE_SIZE).encode())
+        if time.monotonic() > self._armed_s + self._stall_s / 10:  # arming takes too long for each sample
+            faulthandler.dump_traceback_later(1.1 * self._stall_s, exit=True)
+            self._armed_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +87,63 @@ class Fetch:
     """The innermost line of the user's code in the error."""
 
 
+class Subject:
+    """The dataset under examination. Fetches its samples one by one, seeded as the loader seeds them."""
+
+    def __init__(self, dataset: Any, num_samples: int, place: Place) -> None:
+        self.dataset = dataset
+        self.num_samples = num_samples
+        self.num_fetches = 0
+        self._place = place
+        self._seeding = Seeding(Rng.SAMPLE, by_sample=True)
+        fetcher = Fetcher(dataset, num_samples, OnError.RAISE, self._seeding, Definitions())
+        self.singles = fetcher._singles  # noqa: SLF001 - of this package
+        """Has a `__getitem__` for an index. Call it in `seeded`."""
+
+    @contextmanager
+    def seeded(self, index: int, epoch: int = 0) -> Iterator[Fetching]:
+        """Seed for a sample while it is fetched."""
+        fetching = Fetching(SEED, epoch, [index], [])
+        self.num_fetches += 1
+        self._place.at("fetching a sample", index)
+        self._seeding.begin(fetching)
+        self._seeding.begin_sample(0)
+        try:
+            yield fetching
+        finally:
+            self._seeding.needs_rebuild()
+            self._place.at("looking at the samples")
+
+    def fetch(self, index: int, sampler: StackSampler | None = None) -> Fetch:
+        """Fetch a sample and measure it. The sampler is told when the dataset's code runs."""
+        raised: BaseException | None = None
+        sample = None
+        with self.seeded(index):
+            if sampler is not None:
+                sampler.index = index
+            cpu_s, began_s = time.thread_time(), time.perf_counter()
+            try:
+                sample = self.singles[index]
+            except (Exception, SystemExit) as error:
+                raised = error
+            took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
+            if sampler is not None:
+                sampler.index = None  # before anything else: what comes now isn't the sample's time
+        if raised is None:
+            return Fetch(index, took_s, cpu_s, layout_of(sample), None, None)
+        frames = traceback.extract_tb(raised.__traceback__)[::-1]
+        stack = [Line(one.filename, one.lineno or 0, one.name) for one in frames if is_users_file(one.filename)]
+        return Fetch(index, took_s, cpu_s, (), raised.with_traceback(None), line_of(stack))
+
+    def first_failing(self) -> int:
+        """Return the index from which on samples fail, if the last one does."""
+        good, bad = -1, self.num_samples - 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (good, middle) if self.fetch(middle).error is not None else (middle, bad)
+        return bad
+
+
 def probe_order(num_samples: int) -> list[int]:
     """Return dataset indices to look at: the first, the last, then others from all over the dataset."""
     positions = np.arange(min(num_samples, _MAX_SAMPLES), dtype=np.uint64)
@@ -96,56 +151,20 @@ def probe_order(num_samples: int) -> list[int]:
     return list(dict.fromkeys((0, num_samples - 1, *others)))
 
 
-def fetch_one(subject: Subject, index: int, sampler: StackSampler | None = None) -> Fetch:
-    """Fetch a sample and measure it. The sampler is told when the dataset's code runs."""
-    raised: BaseException | None = None
-    sample = None
-    with subject.seeded(index):
-        if sampler is not None:
-            sampler.index = index
-        cpu_s, began_s = time.thread_time(), time.perf_counter()
-        try:
-            sample = subject.singles[index]
-        except (Exception, SystemExit) as error:
-            raised = error
-        took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
-        if sampler is not None:
-            sampler.index = None  # before anything else: what comes now isn't the sample's time
-    if raised is None:
-        return Fetch(index, took_s, cpu_s, layout_of(sample), None, None)
-    frames = reversed(traceback.extract_tb(raised.__traceback__))
-    stack = [Line(frame.filename, frame.lineno or 0, frame.name) for frame in frames if is_users_file(frame.filename)]
-    return Fetch(index, took_s, cpu_s, (), raised.with_traceback(None), line_of(stack))
-
-
-def first_failing(subject: Subject) -> int:
-    """Return the index from which on samples fail, if the last one does."""
-    good, bad = -1, subject.num_samples - 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if fetch_one(subject, middle).error is not None:
-            bad = middle
-        else:
-            good = middle
-    return bad
-
-
 def timing_of(samples: Sequence[Fetch]) -> Timing:
     """Return the statistics of samples. The first one, which warms up, counts only if it is alone."""
     counted = samples[1:] or samples
     took = np.array([sample.took_s for sample in counted])
-    cpu_s = sum(sample.cpu_s for sample in counted)
-    p50_s, p99_s = np.percentile(took, [50, 99])
-    order = np.argsort(-took, kind="stable")[:_NUM_SLOWEST].tolist()
+    slowest = sorted(counted, key=lambda sample: -sample.took_s)[:_NUM_SLOWEST]
     mean_s = float(took.mean())
     return Timing(
         num_samples=len(samples),
-        p50_s=float(p50_s),
-        p99_s=float(p99_s),
+        p50_s=float(np.percentile(took, 50)),
+        p99_s=float(np.percentile(took, 99)),
         max_s=float(took.max()),
         mean_s=mean_s,
-        cpu_share=min(1.0, cpu_s / max(float(took.sum()), 1e-12)),
-        slowest=tuple((counted[number].index, counted[number].took_s) for number in order),
+        cpu_share=min(1.0, sum(sample.cpu_s for sample in counted) / max(float(took.sum()), 1e-12)),
+        slowest=tuple((sample.index, sample.took_s) for sample in slowest),
         nbytes=float(np.mean([sum(leaf.nbytes for leaf in sample.layout) for sample in samples])),
         samples_per_s=1 / max(mean_s, 1e-9),
     )
@@ -154,6 +173,70 @@ def timing_of(samples: Sequence[Fetch]) -> Timing:
 def text_of(error: BaseException | None) -> str:
     """Return an error's type and message."""
     return "".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT]
+
+
+# Lines ----------------------------------------------------------------------------------------------------------------
+
+_NUM_LINES = 8
+_LEAST_SHARE = 0.005
+_MAX_FRAMES = 200
+
+_EVERY_S = 0.004
+"""Looking so often costs a fetching thread that computes about 1 % of its time."""
+
+
+class StackSampler:
+    """A thread that looks at the stack of the thread that made it, while that thread fetches samples.
+
+    C code that holds the GIL delays a look to its end; the look then finds the line that called it, or the next one.
+    """
+
+    def __init__(self) -> None:
+        self.index: int | None = None
+        """The sample that is being fetched; None: none is. The fetching thread sets it."""
+        self.num_hits = 0
+        """How often the fetching thread was found within a sample."""
+        self._thread_id = threading.get_ident()
+        self._stop = threading.Event()
+        self._hits: Counter[tuple[int, Line]] = Counter()
+        is_users_file("")  # the first call is slow
+        self._thread = threading.Thread(target=self._run, name="swift_loader-doctor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def shares(self, indices: Collection[int] | None = None) -> tuple[LineShare, ...]:
+        """Return the lines that took the time of some samples, or of all. Call it after `stop`."""
+        hits: Counter[Line] = Counter()
+        for (index, line), count in self._hits.items():
+            if indices is None or index in indices:
+                hits[line] += count
+        ordered = sorted(hits.items(), key=lambda item: (-item[1], str(item[0])))
+        shares = (LineShare(line, count / hits.total(), count) for line, count in ordered[:_NUM_LINES])
+        return tuple(one for one in shares if one.share >= _LEAST_SHARE)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY_S):
+            frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - documented, despite its name
+            index = self.index
+            line = None if index is None else line_of(_stack_from(frame))
+            if index is not None and line is not None:
+                self._hits[index, line] += 1
+                self.num_hits += 1
+
+
+def _stack_from(frame: FrameType | None) -> list[Line]:
+    """Return the frames from the innermost one to the dataset's method; none if it isn't within a sample."""
+    stack: list[Line] = []
+    while frame is not None and len(stack) < _MAX_FRAMES:
+        if frame.f_code.co_filename == __file__:
+            return stack
+        stack.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return []
 
 
 # Leaves ---------------------------------------------------------------------------------------------------------------
@@ -169,11 +252,6 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...] | None
     nbytes: int
 
-    @property
-    def form(self) -> str:
-        """What must be the same in all samples of a batch."""
-        return self.dtype if self.shape is None else f"{self.dtype} {self.shape}"
-
 
 def layout_of(sample: Any) -> tuple[Leaf, ...]:
     """Return what a sample consists of."""
@@ -181,7 +259,8 @@ def layout_of(sample: Any) -> tuple[Leaf, ...]:
 
 
 def _described(path: str, leaf: Any) -> Leaf:
-    if isinstance(leaf, (np.ndarray, np.generic)) or _is_tensor(leaf):
+    torch = sys.modules.get("torch")
+    if isinstance(leaf, (np.ndarray, np.generic)) or (torch is not None and isinstance(leaf, torch.Tensor)):
         dtype = _TEXT.get(getattr(leaf.dtype, "kind", ""), str(leaf.dtype))
         return Leaf(path, dtype, tuple(map(int, leaf.shape)), int(leaf.nbytes))
     if hasattr(leaf, "getbands") and hasattr(leaf, "width"):  # an image of Pillow's
@@ -191,29 +270,23 @@ def _described(path: str, leaf: Any) -> Leaf:
     return Leaf(path, type_name(leaf), None, nbytes)
 
 
-def _is_tensor(leaf: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.Tensor)
-
-
-def judge_leaves(samples: Sequence[tuple[int, tuple[Leaf, ...]]], error: str, diagnosis: Diagnosis) -> None:
-    """Find leaves that can't be collated, and dtypes that surprise, in (index, layout) of samples.
-
-    `error` is what the collate function raised.
-    """
+def judge_leaves(samples: Sequence[Fetch], error: str, diagnosis: Diagnosis) -> None:
+    """Find leaves that can't be collated, and dtypes that surprise. `error` is what the collate function raised."""
     by_forms: dict[frozenset[str], list[int]] = defaultdict(list)
-    for index, layout in samples:
-        by_forms[frozenset(f"sample{leaf.path}: {leaf.form}" for leaf in layout)].append(index)
+    arrays: dict[str, Leaf] = {}
+    for sample in samples:
+        arrays |= {f"sample{leaf.path}": leaf for leaf in sample.layout if leaf.shape}
+        shapes = [(leaf, "" if leaf.shape is None else f" {leaf.shape}") for leaf in sample.layout]
+        by_forms[frozenset(f"sample{leaf.path}: {leaf.dtype}{shape}" for leaf, shape in shapes)].append(sample.index)
     usual, *odd = sorted(by_forms.items(), key=lambda item: -len(item[1]))
     differing = sorted({form for forms, _ in odd for form in forms ^ usual[0]})
-    breaks = any("(" in form for form in differing)  # text of any length is no trouble
-    if error or breaks:
-        leaf = f", because of {differing[0].split(':')[0]}" if differing else ""
+    if error or any("(" in form for form in differing):  # text of any length is no trouble
+        leaf_text = f", because of {differing[0].split(':')[0]}" if differing else ""
         seen = f"{'the others differ in' if odd else 'these are'} {quoted(differing or sorted(usual[0]))}"
         seen += f"; the collate function raised {error}" if error else ""
         (diagnosis.fault if error else diagnosis.warning)(
             "leaves",
-            f"Samples can't be collated into a batch{leaf}.",
+            f"Samples can't be collated into a batch{leaf_text}.",
             f"{len(usual[1])} of {len(samples)} samples have the same leaves; {seen}",
             "Pad or crop to one shape in __getitem__, and return arrays, tensors, numbers or containers of them; or "
             "pass a collate_fn, such as one that pads to the longest sample of the batch.",
@@ -221,9 +294,8 @@ def judge_leaves(samples: Sequence[tuple[int, tuple[Leaf, ...]]], error: str, di
         )
     else:
         diagnosis.healthy.append("all samples have the same leaves, with the same dtypes and shapes")
-    arrays = {leaf.path: leaf for _, layout in samples for leaf in layout if leaf.shape}
-    objects = [f"sample{path}" for path, leaf in arrays.items() if leaf.dtype == "object"]
-    doubles = [f"sample{path} {leaf.shape}" for path, leaf in arrays.items() if leaf.dtype.endswith("float64")]
+    objects = [path for path, leaf in arrays.items() if leaf.dtype == "object"]
+    doubles = [f"{path} {leaf.shape}" for path, leaf in arrays.items() if leaf.dtype.endswith("float64")]
     if objects:
         diagnosis.warning(
             "leaves",
@@ -242,71 +314,68 @@ def judge_leaves(samples: Sequence[tuple[int, tuple[Leaf, ...]]], error: str, di
 
 # Randomness -----------------------------------------------------------------------------------------------------------
 
+Held = dict[str, Any]
+"""The generators that the dataset holds, by a name for people."""
 
-def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, diagnosis: Diagnosis) -> None:
-    """Fetch samples twice with the same seeds, and once with those of another epoch. Find what isn't keyed.
 
-    Samples that fail are left out.
-    """
-    held = generators_of(subject.dataset)
-    differing: dict[int, str] = {}
-    sources: dict[str, list[int]] = defaultdict(list)
-    reseeded: set[str] | None = None
-    failed = ""
-    deadline_s, num_samples = time.perf_counter() + seconds, 0
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A sample that was fetched twice with the same seeds, and once with those of another epoch."""
+
+    index: int
+    drawn: list[str]
+    """What it draws from."""
+    differs_at: str | None
+    """The first path that isn't the same again; None: all are."""
+    stuck: set[str]
+    """Generators that the loader seeds, but that are in the same state after it in the other epoch."""
+
+
+def _repeat(subject: Subject, indices: Sequence[int], seconds: float, held: Held) -> tuple[list[_Repeated], str]:
+    """Fetch samples again, as many as there is time for. Return those that succeeded, and the last error's type."""
+    repeated, failed = [], ""
+    deadline_s = time.perf_counter() + seconds
     for index in indices:
         try:
             drawn, states, digests = _watched(subject, index, 0, held)
-            _, _, again = _watched(subject, index, 0, held)
-            _, later, _ = _watched(subject, index, 1, held)
-            num_samples += 1
-            if digests != again:
-                differing[index] = next((path for path in digests if digests[path] != again.get(path)), "")
-            for name in drawn:
-                sources[name].append(index)
-            same = {name for name in states if name not in held and states[name] == later.get(name)}
-            reseeded = same if reseeded is None else reseeded & same  # the seeds differ, so the states should
+            again = _watched(subject, index, 0, held)[2]
+            later = _watched(subject, index, 1, held)[1]
         except (Exception, SystemExit) as error:
             failed = type_name(error)
+        else:
+            differs = None if digests == again else next((p for p in digests if digests[p] != again.get(p)), "")
+            stuck = {name for name in states if name not in held and states[name] == later.get(name)}
+            repeated.append(_Repeated(index, drawn, differs, stuck))
         if time.perf_counter() > deadline_s:
             break
-    if failed and not num_samples:
+    return repeated, failed
+
+
+def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, diagnosis: Diagnosis) -> None:
+    """Find what isn't keyed in some samples. Those that fail are left out."""
+    held = generators_of(subject.dataset)
+    repeated, failed = _repeat(subject, indices, seconds, held)
+    if failed and not repeated:
         diagnosis.warning(
             "randomness",
             "Nothing shows whether samples can be repeated.",
             f"all of {len(indices)} that were fetched again failed; the last one with {failed}",
             "Mend what fails, and examine it again.",
         )
-    if not num_samples:
+    if not repeated:
         return
+    sources = dict.fromkeys(name for one in repeated for name in one.drawn)
+    keyed, num_samples = [name for name in sources if name not in held], count_text(len(repeated), "sample")
+    differing = [one for one in repeated if one.differs_at is not None]
     if differing:
-        guilty = [name for name in sources if name in held and differing.keys() & set(sources[name])]
-        cause = (
-            f"they draw from {quoted(guilty)}, which the loader doesn't seed"
-            if guilty
-            else "no random source was seen: they may depend on earlier samples (a counter, a cache), on the time, or "
-            "on a generator made without a seed, such as random.Random() in __getitem__"
-        )
-        paths = sorted({f"sample{path}" for path in differing.values()})
-        diagnosis.fault(
-            "randomness",
-            "Samples differ when they are fetched twice with the same seeds, so a run can't be repeated or resumed "
-            "exactly.",
-            f"dataset indices {quoted(sorted(differing))}, in {quoted(paths)}; {cause}",
-            "Draw from swift_loader.sample_rng() in __getitem__, or from random, numpy.random or torch's default "
-            "generator, which the loader seeds for each sample."
-            if guilty
-            else KEEP_NOTHING,
-            sorted(differing),
-        )
+        _tell_difference(differing, held, diagnosis)
     else:
-        diagnosis.healthy.append(f"{count_text(num_samples, 'sample')} built twice with the same seeds are equal")
-    keyed = [name for name in sources if name not in held]
+        diagnosis.healthy.append(f"{num_samples} built twice with the same seeds are equal")
     if keyed:
         diagnosis.healthy.append(f"samples draw from {quoted(keyed)}, keyed by sample")
     elif not sources and not differing:
-        diagnosis.healthy.append(f"{count_text(num_samples, 'sample')} draw no random numbers")
-    if reseeded:
+        diagnosis.healthy.append(f"{num_samples} draw no random numbers")
+    if reseeded := set.intersection(*(one.stuck for one in repeated)):  # the seeds differ, so the states should
         names = quoted(sorted(reseeded))
         diagnosis.warning(
             "randomness",
@@ -316,37 +385,54 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
         )
 
 
+def _tell_difference(differing: Sequence[_Repeated], held: Held, diagnosis: Diagnosis) -> None:
+    """Add the finding that these samples differ, with what they draw from."""
+    guilty = dict.fromkeys(name for one in differing for name in one.drawn if name in held)
+    if guilty:
+        cause = f"they draw from {quoted(list(guilty))}, which the loader doesn't seed"
+        remedy = (
+            "Draw from swift_loader.sample_rng() in __getitem__, or from random, numpy.random or torch's default "
+            "generator, which the loader seeds for each sample."
+        )
+    else:
+        cause, remedy = (
+            "no random source was seen: they may depend on earlier samples (a counter, a cache), on the time, or "
+            "on a generator made without a seed, such as random.Random() in __getitem__",
+            KEEP_NOTHING,
+        )
+    indices, paths = sorted(one.index for one in differing), sorted({f"sample{one.differs_at}" for one in differing})
+    diagnosis.fault(
+        "randomness",
+        "Samples differ when they are fetched twice with the same seeds, so a run can't be repeated or resumed "
+        "exactly.",
+        f"dataset indices {quoted(indices)}, in {quoted(paths)}; {cause}",
+        remedy,
+        indices,
+    )
+
+
 def _watched(
-    subject: Subject, index: int, epoch: int, held: Mapping[str, Any]
+    subject: Subject, index: int, epoch: int, held: Held
 ) -> tuple[list[str], dict[str, bytes], dict[str, bytes]]:
     """Fetch a sample. Return what it drew from, the states of all generators after it, and its digests by path."""
     with subject.seeded(index, epoch) as fetching:
         before = _states(held)
         sample = subject.singles[index]
         after = _states(held)
-        used_rng = fetching._generator is not None  # noqa: SLF001 - of this package
-    drawn = [name for name, state in after.items() if before.get(name, state) != state]
-    return (
-        [*drawn, *(["sample_rng()"] if used_rng else [])],
-        after,
-        {p: digest_of(leaf) for p, leaf in leaves_of(sample)},
-    )
+        drawn = [name for name, state in after.items() if before.get(name, state) != state]
+        if fetching._generator is not None:  # noqa: SLF001 - of this package
+            drawn.append("sample_rng()")
+    return drawn, after, {path: digest_of(leaf) for path, leaf in leaves_of(sample)}
 
 
-def _states(held: Mapping[str, Any]) -> dict[str, bytes]:
+def _states(held: Held) -> dict[str, bytes]:
     """Return the digests of the states of the global generators and of those that the dataset holds."""
     states: dict[str, Any] = {"random": random.getstate(), "numpy.random": np.random.get_state()}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
         states["torch's default generator"] = torch.default_generator.get_state()
     for name, generator in held.items():
-        if isinstance(generator, random.Random):
-            states[name] = generator.getstate()
-        elif hasattr(generator, "get_state"):
-            states[name] = generator.get_state()
-        else:
-            states[name] = getattr(generator, "bit_generator", generator).state
-    return {
-        name: hashlib.blake2b(pickle.dumps(state.numpy().tobytes() if hasattr(state, "numpy") else state)).digest()
-        for name, state in states.items()
-    }
+        read = getattr(generator, "getstate", getattr(generator, "get_state", None))
+        source: Any = getattr(generator, "bit_generator", generator)
+        states[name] = source.state if read is None else read()
+    return {name: digest_of(state) for name, state in states.items()}

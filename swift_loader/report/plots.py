@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.errors import time_text
 from swift_loader.metrics.observations import Observations, are_of_one_pass, build_ns
-from swift_loader.report.report import Report, headline, shown
+from swift_loader.report.report import Report, headline
 from swift_loader.report.stages import NOBODY, TRAINER, WORKER, Breakdown
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ def _draw_life(axes: Axes, breakdown: Breakdown) -> None:
         axes.barh(place, p50, left=begin, height=0.56, color=colour, zorder=3)
         axes.plot([begin + p50, begin + p99], [place, place], color=colour, linewidth=1.4, zorder=2)
         axes.plot([begin + p99] * 2, [place - 0.17, place + 0.17], color=colour, linewidth=1.4, zorder=2)
-        where = axes.get_yaxis_transform()
+        style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
         for x, seconds in ((1.14, part.p50_s), (1.33, part.p99_s)):
-            axes.text(x, place, shown(seconds), transform=where, ha="right", va="center", fontsize=_SMALL, color=_INK)
+            axes.text(x, place, time_text(seconds), fontsize=_SMALL, color=_INK, **style)
         right = max(right, begin + p99)
         begin += p50
     for x, title in ((1.14, "p50"), (1.33, "p99")):
@@ -134,7 +135,7 @@ def _draw_build_times(axes: Axes, observations: Observations) -> None:
         where = axes.get_xaxis_transform()
         axes.text(value, 1.0, f" {name} ", transform=where, ha=side, va="bottom", fontsize=_SMALL, color=_INK)
     if observations.slowest:
-        lines = [f"{sample.index}: {shown(sample.seconds)}" for sample in observations.slowest[:_MAX_SLOWEST]]
+        lines = [f"{sample.index}: {time_text(sample.seconds)}" for sample in observations.slowest[:_MAX_SLOWEST]]
         style: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": _SMALL, "linespacing": 1.5}
         axes.text(1.04, 1.0, "slowest, by index", color=_MUTED, **style)
         axes.text(1.04, 0.93, "\n".join(lines), color=_INK, **style)

@@ -10,6 +10,7 @@ from importlib import import_module
 from os import PathLike
 from typing import Any
 
+from swift_loader.errors import time_text
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.stages import Breakdown
 from swift_loader.report.verdict import SWIFT_LOADER, Advice, Bound, Verdict, advise
@@ -18,8 +19,6 @@ _MAX_WORKERS = 8
 _MAX_SLOWEST = 4
 _MAX_TUNING = 3
 _MIN_SHOWN_SHARE = 0.002
-_THREE_DIGITS = 999.5
-"""From here on, three digits show the next unit."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,24 +108,16 @@ def _described(report: Report) -> str:
     for part in breakdown.parts:
         if part.share >= _MIN_SHOWN_SHARE:
             share = f"{100 * part.share:.0f} %"
-            lines.append(f"{part.name:<20}{shown(part.p50_s):>10}{shown(part.p99_s):>10}{share:>8}")
+            lines.append(f"{part.name:<20}{time_text(part.p50_s):>10}{time_text(part.p99_s):>10}{share:>8}")
     lines += ["", *_workers(breakdown)]
     if observations.slowest:
         slowest = ", ".join(
-            f"{sample.index} ({shown(sample.seconds)})" for sample in observations.slowest[:_MAX_SLOWEST]
+            f"{sample.index} ({time_text(sample.seconds)})" for sample in observations.slowest[:_MAX_SLOWEST]
         )
         lines.append(f"slowest samples: {slowest}")
     lines += [f"workers: {line}" for line in report.tuning[-_MAX_TUNING:]]
     lines += ["", *_advice(report, observations.setup)]
     return "\n".join(lines)
-
-
-def shown(seconds: float) -> str:
-    """Return three digits and a unit."""
-    for factor, unit in ((1e6, "us"), (1e3, "ms")):
-        if seconds * factor < _THREE_DIGITS:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < _THREE_DIGITS else f"{seconds:.0f} s"
 
 
 def headline(verdict: Verdict) -> str:
@@ -153,7 +144,7 @@ def _speed(observations: Observations) -> str:
         workers = f"{actors} and {workers}" if num_here else actors
     cores = f"{setup.num_cores:g} core{'' if setup.num_cores == 1 else 's'}"
     return (
-        f"{delivered} batch{'' if delivered == 1 else 'es'} in {shown(elapsed)}{rate}; {workers} on {cores}, "
+        f"{delivered} batch{'' if delivered == 1 else 'es'} in {time_text(elapsed)}{rate}; {workers} on {cores}, "
         f"at most {setup.max_in_flight} batches in flight"
     )
 
