@@ -101,46 +101,36 @@ def rebuild(
         ValueError: The run has no such batch.
         Exception: Whatever building the batch raised.
     """
-    return _find(source, state, step, epoch, position, batch_size, rank, world_size).rebuild()
+    return _rebuilt(*_find(source, state, step, epoch, position, batch_size, rank, world_size))
 
 
-@dataclass(frozen=True, slots=True)
-class _PastBatch:
-    """Which batch to rebuild, and from what."""
-
-    options: Options
-    dataset: Any
-    settings: PlanSettings
-    checkpoint: Checkpoint
-    """The run, stopped before this batch."""
-
-    def rebuild(self) -> Rebuilt:
-        begin = self.checkpoint.position
-        run = Run(self.checkpoint.order, frozenset())
-        run.load_state_dict(self.checkpoint.to_dict())
-        run.progress.choose_epoch(begin.epoch)  # so that the end of it isn't the next one's start
-        session = Session(self.options, self.settings, None, dataset=self.dataset)
-        try:
-            session.start(run)
-            opened = session.open_epoch(run)
-            delivery = session.take()
-        finally:
-            session.close()
-        if delivery.error is not None:
-            raise delivery.error
-        planned = delivered_batch(session.plan.batch(opened.epoch, opened.first_step), delivery.failures)
-        step, rest = divmod(begin.num_samples, self.settings.samples_per_step)
-        return Rebuilt(
-            batch=delivery.batch,
-            epoch=opened.epoch,
-            step=None if rest else step,
-            position=begin.num_samples,
-            rank=self.settings.rank,
-            world_size=self.settings.world_size,
-            indices=planned.indices,
-            num_padding=planned.num_padding,
-            failures=delivery.failures,
-        )
+def _rebuilt(options: Options, dataset: Any, settings: PlanSettings, checkpoint: Checkpoint) -> Rebuilt:
+    """Build one batch. `checkpoint`: the run, stopped before it."""
+    begin, run = checkpoint.position, Run(checkpoint.order, frozenset())
+    run.load_state_dict(checkpoint.to_dict())
+    run.progress.choose_epoch(begin.epoch)  # so that the end of it isn't the next one's start
+    session = Session(options, settings, None, dataset=dataset)
+    try:
+        session.start(run)
+        opened = session.open_epoch(run)
+        delivery = session.take()
+    finally:
+        session.close()
+    if delivery.error is not None:
+        raise delivery.error
+    planned = delivered_batch(session.plan.batch(opened.epoch, opened.first_step), delivery.failures)
+    step, rest = divmod(begin.num_samples, settings.samples_per_step)
+    return Rebuilt(
+        batch=delivery.batch,
+        epoch=opened.epoch,
+        step=None if rest else step,
+        position=begin.num_samples,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        indices=planned.indices,
+        num_padding=planned.num_padding,
+        failures=delivery.failures,
+    )
 
 
 def _find(
@@ -152,8 +142,8 @@ def _find(
     batch_size: int | None,
     rank: int,
     world_size: int | None,
-) -> _PastBatch:
-    """Check the arguments of `rebuild`, and raise what it raises before the batch is built."""
+) -> tuple[Options, Any, PlanSettings, Checkpoint]:
+    """Return what `_rebuilt` takes. Raises what `rebuild` raises before the batch is built."""
     if isinstance(state, Mapping) and "_snapshot" in state:
         raise StateMismatch(
             "the state is that of a DataLoader, whose batches follow from its sampler; only those of a SwiftLoader can "
@@ -169,7 +159,7 @@ def _find(
             "a dataset doesn't say the batch size of the run; give batch_size, or a function that returns the run's "
             "SwiftLoader"
         )
-    dataset, options = loader.dataset, _options_for_one_batch(loader, batch_size, world_size)
+    options = _options_for_one_batch(loader, batch_size, world_size)
     if is_of_run and loader is not source:
         loader.close()  # the user's function may have started it
     _check_run(options, saved, num_samples, options.sampling.chosen if is_of_run else frozenset())
@@ -188,7 +178,7 @@ def _find(
     resumed, first_step = settings.resumed_at(begin)
     if first_step >= Plan.of(num_samples, resumed).num_batches(begin.epoch):
         raise ValueError(f"rank {settings.rank} has no batch at position {begin.num_samples} of epoch {begin.epoch}")
-    return _PastBatch(options, dataset, settings, replace(saved, position=begin, skips=skips))
+    return options, loader.dataset, settings, replace(saved, position=begin, skips=skips)
 
 
 def _loader_of(source: Any) -> tuple[SwiftLoader, bool]:
@@ -213,13 +203,15 @@ def _loader_of(source: Any) -> tuple[SwiftLoader, bool]:
 def _options_for_one_batch(loader: SwiftLoader, batch_size: int | None, world_size: int | None) -> Options:
     """Return the options of a loader, without workers, log and benchmark."""
     options = loader._options  # noqa: SLF001 - of this package
-    sampling = options.sampling
-    if batch_size is not None:
-        sampling = replace(sampling, batch_size=batch_size)
-    sampling = replace(sampling, world_size=(sampling.world_size or 1) if world_size is None else world_size)
-    delivery = replace(options.delivery, num_workers=0, in_order=True, pin_memory=False)
-    report = replace(options.report, log=None, benchmark=False, benchmark_file=None)
-    return replace(options, sampling=sampling, delivery=delivery, report=report)
+    given = options.sampling
+    batch_size = given.batch_size if batch_size is None else batch_size
+    world_size = (given.world_size or 1) if world_size is None else world_size
+    return replace(
+        options,
+        sampling=replace(given, batch_size=batch_size, world_size=world_size),
+        delivery=replace(options.delivery, num_workers=0, in_order=True, pin_memory=False),
+        report=replace(options.report, log=None, benchmark=False, benchmark_file=None),
+    )
 
 
 def _check_run(options: Options, saved: Checkpoint, num_samples: int, chosen: frozenset[str]) -> None:
@@ -321,21 +313,32 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
         ValueError: It isn't such a file, or has no state there, or several.
     """
     content = _loaded(Path(path), unpickle=unpickle)
+    nodes, has = dict(_nodes(content, "")), f"it is a {type(content).__name__}"
+    if isinstance(content, Mapping):
+        has = f"it has the keys {', '.join(repr(str(name)) for name in content)}"
     if key is not None:
-        found = list(_at(content, key))
-        if not found:
-            raise ValueError(f"{path} has no {key!r}; it has {_keys(content)}")
-        if not isinstance(found[0], Mapping):
-            raise ValueError(f"{key!r} in {path} is a {type(found[0]).__name__}; a state is a dict")
-        return found[0]
-    states = dict(_states(content, ""))
-    if len(states) == 1:
-        return next(iter(states.values()))
-    if states:
-        raise ValueError(f"{path} has several states, at {', '.join(map(repr, states))}; give the key of one of them")
-    raise ValueError(
-        f"{path} has no state of a SwiftLoader; it has {_keys(content)}. A state is what loader.state_dict() returned"
-    )
+        if key not in nodes:
+            raise ValueError(f"{path} has no {key!r}; {has}")
+        found = nodes[key]
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{key!r} in {path} is a {type(found).__name__}; a state is a dict")
+        return found
+    states = [place for place, node in nodes.items() if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS]
+    if not states:
+        raise ValueError(f"{path} has no state of a SwiftLoader; {has}. A state is what loader.state_dict() returned")
+    if len(states) > 1:
+        places = ", ".join(map(repr, states))
+        raise ValueError(f"{path} has several states, at {places}; give the key of one of them")
+    state: Mapping[str, Any] = nodes[states[0]]
+    return state
+
+
+def _nodes(node: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a checkpoint holds, with its place: `loaders.0`. A key may have dots itself."""
+    yield place, node
+    is_list = isinstance(node, (list, tuple))
+    for key, value in enumerate(node) if is_list else node.items() if isinstance(node, Mapping) else ():
+        yield from _nodes(value, f"{place}.{key}" if place else str(key))
 
 
 def _loaded(path: Path, *, unpickle: bool) -> Any:
@@ -354,35 +357,12 @@ def _loaded(path: Path, *, unpickle: bool) -> Any:
         raise ValueError(f"{path} isn't a file of torch.save: {first_line}") from error
 
 
-def _items(node: Any) -> list[tuple[str, Any]]:
-    if isinstance(node, Mapping):
-        return [(str(key), value) for key, value in node.items()]
-    return [(str(number), value) for number, value in enumerate(node)] if isinstance(node, (list, tuple)) else []
-
-
-def _at(node: Any, path: str) -> Iterator[Any]:
-    """Yield what is at a path. A key may have dots itself."""
-    for key, value in _items(node):
-        if path == key:
-            yield value
-        elif path.startswith(f"{key}."):
-            yield from _at(value, path[len(key) + 1 :])
-
-
-def _states(node: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS:
-        yield path, node
-        return
-    for key, value in _items(node):
-        yield from _states(value, f"{path}.{key}" if path else key)
-
-
-def _keys(content: Any) -> str:
-    items = [key for key, _ in _items(content)]
-    return f"the keys {', '.join(map(repr, items))}" if items else f"a {type(content).__name__}"
-
-
 # The command ----------------------------------------------------------------------------------------------------------
+
+_CHOICES = ("step", "epoch", "position", "batch_size", "rank", "world_size")
+"""Arguments of `rebuild` and the command, in the order of `_find`."""
+
+_WRITTEN = ("batch", "epoch", "step", "position", "rank", "world_size", "num_padding")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -408,28 +388,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Rebuild the batch, describe it and write it. Errors of building it keep their traceback."""
     source = find_target(arguments.source)
     try:
-        found = _find(
-            source,
-            read_state(arguments.state, arguments.key, unpickle=arguments.unpickle),
-            arguments.step,
-            arguments.epoch,
-            arguments.position,
-            arguments.batch_size,
-            arguments.rank,
-            arguments.world_size,
-        )
+        state = read_state(arguments.state, arguments.key, unpickle=arguments.unpickle)
+        found = _find(source, state, *(getattr(arguments, name) for name in _CHOICES))
     except (OSError, TypeError, ValueError, SwiftLoaderError) as error:
         raise CommandError(" ".join(str(error).split())) from error
     except Exception as error:  # of the user's function
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise CommandError(f"{arguments.source} raised {text}") from error
-    rebuilt = found.rebuild()
+    rebuilt = _rebuilt(*found)
     place = f"position{rebuilt.position}" if rebuilt.step is None else f"step{rebuilt.step}"
     rank = f"-rank{rebuilt.rank}" if rebuilt.world_size > 1 else ""
     out = arguments.out or Path(f"batch-epoch{rebuilt.epoch}-{place}{rank}.pt")
     sys.stdout.writelines(f"{line}\n" for line in _described(rebuilt))
-    names = ("batch", "epoch", "step", "position", "rank", "world_size", "num_padding")
-    content = {name: getattr(rebuilt, name) for name in names} | {"indices": rebuilt.indices.tolist()}
+    content = {name: getattr(rebuilt, name) for name in _WRITTEN} | {"indices": rebuilt.indices.tolist()}
     try:
         torch.save(content, out)
     except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where there is no such folder
