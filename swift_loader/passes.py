@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
@@ -21,7 +20,7 @@ from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
 from swift_loader.threads import NextLock
-from swift_loader.tuning.autotuner import Autotuner, first_number, room_for
+from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner, first_number
 
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator
@@ -78,16 +77,17 @@ class Passes:
         """Return what chooses the number of workers from now on. The first number follows from the first batch."""
         setup = session.recent_observations(1).setup
         number = first_number(setup, session.dispatcher.fastest_build_s)
-        resize = partial(self._lifecycle.resize, is_auto=True)
         if number != setup.num_workers:
-            resize(number)
-        return Autotuner(number, room_for, session.recent_observations, resize)
+            self._lifecycle.resize(number, is_auto=True)
+        return Autotuner(number)
 
     def tune(self) -> None:
         """Change the number of workers if that is due. Between two batches."""
-        autotuner = self._autotuner  # another thread may end the tuning at any time
-        if autotuner is not None:
-            autotuner.check()
+        autotuner, session = self._autotuner, self._lifecycle.session  # another thread may end the tuning at any time
+        if autotuner is not None and session is not None and autotuner.is_due():
+            number = autotuner.decide(session.recent_observations(MAX_BATCHES))
+            if number is not None:
+                self._lifecycle.resize(number, is_auto=True)
 
     def stop_tuning(self) -> None:
         """Leave the number of workers to the user. Any thread."""

@@ -31,8 +31,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.report.report import Report
-from swift_loader.report.verdict import SWIFT_LOADER, Teller
+from swift_loader.report.report import SWIFT_LOADER, Report, Teller
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
@@ -102,7 +101,7 @@ class Session:
         self._process = ProcessOwner()
         self._log = Log(options.report.log, file_number)
         self._benchmark_path = options.report.benchmark_path(file_number)
-        self._teller = Teller(SWIFT_LOADER, self._log.write)
+        self._teller = Teller(SWIFT_LOADER)
         self._at_close = contextlib.ExitStack()
         """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
         self._at_close.callback(self._log.close)
@@ -268,8 +267,9 @@ class Session:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
         is_auto = self._options.delivery.is_auto  # then it does what it would say
-        if self.plan.settings.rank == 0 and self._loads and not is_auto:
-            self._teller.tell(self.metrics.elapsed_s, self.observations)
+        tells = self.plan.settings.rank == 0 and self._loads and not is_auto
+        if tells and self._teller.is_due(self.metrics.elapsed_s) and (line := self._teller.tell(self.observations())):
+            self._log.write(line)
 
     def observations(self) -> Observations:
         """Return what was measured up to now. Any thread."""

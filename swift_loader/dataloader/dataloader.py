@@ -35,10 +35,10 @@ from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
 from swift_loader.dataloader.workers import LoaderWorkers, Observer, start_workers, warm_root
 from swift_loader.errors import ForkHangs, warn
+from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import MAX_WORKERS, AutoWorkers
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.report import Report
-from swift_loader.report.stages import WINDOW, flat_metrics
 from swift_loader.report.trace import write_trace
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard

@@ -32,14 +32,13 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.options import AutoWorkers, DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.report.report import Report
-from swift_loader.report.verdict import DATALOADER, Teller
+from swift_loader.report.report import DATALOADER, Report, Teller
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.tuning.autotuner import Autotuner, room_for
+from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
@@ -427,9 +426,8 @@ class Observer:
 
     def end_epoch(self, loader: DataLoader[Any]) -> None:
         """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""
-        if isinstance(loader.num_workers, AutoWorkers):
-            return
-        self._teller.tell(self.metrics.elapsed_s, lambda: self.observations(loader))
+        if not isinstance(loader.num_workers, AutoWorkers) and self._teller.is_due(self.metrics.elapsed_s):
+            self._teller.tell(self.observations(loader))
 
     def tune(self, loader: DataLoader[Any]) -> None:
         """Change the number of workers, if the loader chooses it and another one is better. Between two batches."""
@@ -437,22 +435,9 @@ class Observer:
             self._autotuner = None
             return
         if self._autotuner is None:
-            self._autotuner = self._make_autotuner(loader)
-        self._autotuner.check()
-
-    def _make_autotuner(self, loader: DataLoader[Any]) -> Autotuner:
-        of_loader = weakref.ref(loader)
-
-        def observe(num_batches: int) -> Observations:
-            loader = of_loader()
-            assert loader is not None, "it is being iterated over"
-            return self.recent(loader, num_batches)
-
-        def resize(num_workers: int) -> None:
-            if (loader := of_loader()) is not None:
-                loader.resize_to(AutoWorkers(num_workers))
-
-        return Autotuner(int(loader.num_workers), room_for, observe, resize)
+            self._autotuner = Autotuner(int(loader.num_workers))
+        if self._autotuner.is_due() and (number := self._autotuner.decide(self.recent(loader, MAX_BATCHES))):
+            loader.resize_to(AutoWorkers(number))
 
 
 def _setup_of(loader: DataLoader[Any]) -> Setup:

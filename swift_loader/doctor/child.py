@@ -38,7 +38,7 @@ from swift_loader.doctor.samples import SEED, Fetch, Place, StackSampler, Subjec
 from swift_loader.errors import time_text
 from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
-from swift_loader.metrics.observations import build_ns
+from swift_loader.metrics.observations import stage_times
 from swift_loader.testing import assert_resume_exact
 from swift_loader.tuning.tuner import NEARLY, Machine, Window
 from swift_loader.worker.process import die_with_parent, end_process
@@ -340,9 +340,9 @@ class _Examiner:
             observed = loader.report().observations
         assert observed is not None  # a loader measures by default
         batches = observed.batches[1:] if len(observed.batches) > 1 else observed.batches  # the first one warms up
-        took_s, collating_s = build_ns(batches) / 1e9, batches["collate_ns"] / 1e9
-        medians = float(np.median(took_s)), float(np.median(collating_s))
-        self.diagnosis.batch = BatchTime(batch_size, medians[0], float(took_s.mean()), medians[1], nbytes)
+        times = stage_times(batches)
+        p50_s, collate_s = (float(np.median(times[stage])) / 1e9 for stage in ("build", "collate"))
+        self.diagnosis.batch = BatchTime(batch_size, p50_s, float(times["build"].mean()) / 1e9, collate_s, nbytes)
         return ""
 
     def _judge_workers(self) -> None:
@@ -352,7 +352,7 @@ class _Examiner:
             return
         sample_s = timing.mean_s if batch is None else batch.mean_s / batch.batch_size
         batch_s, num_cores = sample_s * self._settings.batch_size, available_cores()
-        window = Window(1, batch_s, 1, 0.0, step_s, batch_s, batch_s * timing.cpu_share, 0.0)
+        window = Window(1, 0.0, step_s, batch_s, batch_s * timing.cpu_share, 0.0)
         num_workers = window.needed_workers(Machine(num_cores, _MAX_WORKERS))
         rate = window.expected_rate(num_workers, num_cores)
         self.diagnosis.workers = WorkersNeeded(num_workers, num_cores, step_s, 1 / rate, rate * step_s >= NEARLY)

@@ -9,14 +9,16 @@ the way leaves nothing behind. All of it takes about a microsecond per batch.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import Arrival, Histogram, Observations, Setup, Slowest, SlowSample, Timeline
+from swift_loader.metrics.observations import BATCH, Arrival, Observations, Setup, SlowSample, stage_times
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.messages import Send
 from swift_loader.transport.messages import Batch
@@ -160,7 +162,7 @@ class Metrics:
                 "samples_built": self._num_samples_built,
                 "worker_restarts": self._num_restarts,
                 "mean_batches_ready": self._num_ready / max(1, num_delivered),
-                "stages": self._totals(),
+                "stages": {name: histogram.summary() for name, histogram in self._stages.items()},
             }
 
     def observations(self, setup: Setup) -> Observations:
@@ -168,17 +170,15 @@ class Metrics:
         self._renew_lock_in_fork()
         with self._lock:
             self._count()
-            return self._observations(setup, self._timeline.since(0), self._slowest.samples(), self._totals())
+            return self._observations(setup, self._timeline.since(0), self._slowest.samples())
 
     def recent(self, setup: Setup, num_batches: int) -> Observations:
-        """Return the same of the last batches only, without totals and slowest samples: takes some 50 µs."""
+        """Return the same of the last batches only, without the slowest samples: takes some 50 µs."""
         self._renew_lock_in_fork()
         with self._lock:
-            return self._observations(setup, self._timeline.since(self._timeline.num_added - num_batches), (), {})
+            return self._observations(setup, self._timeline.since(self._timeline.num_added - num_batches), ())
 
-    def _observations(
-        self, setup: Setup, batches: NDArray[np.void], slowest: tuple[SlowSample, ...], totals: dict[str, Any]
-    ) -> Observations:
+    def _observations(self, setup: Setup, batches: NDArray[np.void], slowest: tuple[SlowSample, ...]) -> Observations:
         waits, uncounted = self._stages["wait"], self._timeline.since(self._num_counted)
         waited_ns = waits.total_ns + int((uncounted["delivered_ns"] - uncounted["asked_ns"]).sum())
         return Observations(
@@ -191,7 +191,6 @@ class Metrics:
             waited_s=(waited_ns + self._waited_in_vain_ns) / 1e9,
             trainer_cpu_s=self.passes.cpu_s,
             num_restarts=self._num_restarts,
-            totals=totals,
         )
 
     @property
@@ -203,17 +202,14 @@ class Metrics:
         if not self._process.is_here():  # the thread that may hold the lock doesn't exist here
             self._lock, self._process = threading.RLock(), ProcessOwner()
 
-    def _totals(self) -> dict[str, dict[str, float]]:
-        return {name: histogram.summary() for name, histogram in self._stages.items()}
-
     def _count(self) -> None:
         """Count the rows and batches that aren't in the histograms and sums yet."""
         with self._lock:
             rows = self._timeline.since(self._num_counted)
             self._num_counted += len(rows)
-            for name in self.STAGES[:-1]:
-                self._stages[name].note_all(rows[f"{name}_ns"])
-            self._stages["wait"].note_all(rows["delivered_ns"] - rows["asked_ns"])
+            times = stage_times(rows)
+            for name, histogram in self._stages.items():
+                histogram.note_all(times[name])
             self._num_samples += int(rows["num_samples"].sum())
             self._num_ready += int(rows["num_ready"].sum())
             num_built = len(self._built)
@@ -240,55 +236,186 @@ class PassClock:
         """Whether a pass has begun and not ended."""
         self.number = 0
         """How many passes have begun."""
-        self._began_ns = 0
-        """When the pass began, if one is running. Set together with the next three."""
         self._last_ns = 0
-        """The end of its last `next`."""
-        self._cpu_began_ns = 0
+        """The end of the pass's last `next`; before that, when it began."""
         self._cpu_last_ns = 0
+        """The CPU time that was read last."""
         self._read_again_ns = 0
         """When the CPU time is read next."""
         self._elapsed_ns = 0
-        """Of the passes that have ended."""
         self._cpu_ns = 0
 
     def begin(self, now_ns: int) -> None:
         """Begin a pass. There must be none."""
-        self._began_ns = self._last_ns = now_ns
-        self._cpu_began_ns = self._cpu_last_ns = time.process_time_ns()
+        self._last_ns = now_ns
+        self._cpu_last_ns = time.process_time_ns()
         self._read_again_ns = now_ns + _NS_PER_READING
         self.is_running = True
         self.number += 1
 
     def note_next(self, now_ns: int) -> None:
         """Record the end of a `next` of the pass."""
+        self._elapsed_ns += now_ns - self._last_ns
         self._last_ns = now_ns
         if now_ns >= self._read_again_ns:
             self._read_cpu(now_ns)
 
     def end(self, now_ns: int | None = None) -> None:
         """End the pass, if there is one. None: it ended with its last `next`."""
-        if not self.is_running:
-            return
-        if now_ns is not None:
-            self._last_ns = now_ns
+        if self.is_running and now_ns is not None:
+            self._elapsed_ns += now_ns - self._last_ns
             self._read_cpu(now_ns)
         self.is_running = False
-        self._elapsed_ns += self._last_ns - self._began_ns
-        self._cpu_ns += max(0, self._cpu_last_ns - self._cpu_began_ns)  # in a fork, the clock began again
 
     @property
     def elapsed_s(self) -> float:
         """How long all passes have lasted."""
-        running_ns = self._last_ns - self._began_ns if self.is_running else 0
-        return (self._elapsed_ns + running_ns) / 1e9
+        return self._elapsed_ns / 1e9
 
     @property
     def cpu_s(self) -> float:
         """CPU time of the process in them, over all threads. Up to 1 ms of each pass may be missing."""
-        running_ns = max(0, self._cpu_last_ns - self._cpu_began_ns) if self.is_running else 0
-        return (self._cpu_ns + running_ns) / 1e9
+        return self._cpu_ns / 1e9
 
     def _read_cpu(self, now_ns: int) -> None:
-        self._cpu_last_ns = time.process_time_ns()
+        before_ns, self._cpu_last_ns = self._cpu_last_ns, time.process_time_ns()
+        self._cpu_ns += max(0, self._cpu_last_ns - before_ns)  # in a fork, the clock began again
         self._read_again_ns = now_ns + _NS_PER_READING
+
+
+CAPACITY = 4096
+"""Rows that are kept."""
+
+_ROW = struct.Struct("<qqiiqqqqqqqqqqqqiiq")
+"""The layout of `BATCH`, which has no padding."""
+
+_COPY = struct.Struct("<q")
+_COPY_OFFSET: int = BATCH.fields["copy_ns"][1] if BATCH.fields is not None else 0
+
+
+class Timeline:
+    """The last `CAPACITY` batches that the loop got, in a ring.
+
+    A row is written with one `struct.pack_into`, which takes 0.4 us. Collecting tuples in a list and converting them
+    many at a time takes as long, and holds Python objects for each batch.
+
+    One thread at a time adds rows. Any thread may read: it gets whole rows, because adding one holds the GIL.
+    """
+
+    def __init__(self) -> None:
+        self.num_added = 0
+        """Rows that were ever added. The next one has this number."""
+        self._rows: NDArray[np.void] = np.zeros(CAPACITY, BATCH)
+        self._memory = self._rows.view(np.uint8).data
+
+    def add(self, arrival: Arrival, asked_ns: int, delivered_ns: int, num_ready: int, pass_number: int) -> int:
+        """Add a row, in place of the oldest one if the ring is full. Return its number. It has no copy yet."""
+        number = self.num_added
+        offset = number % CAPACITY * _ROW.size
+        _ROW.pack_into(self._memory, offset, *arrival, asked_ns, delivered_ns, num_ready, pass_number, 0)
+        self.num_added = number + 1
+        return number
+
+    def set_copy(self, number: int, copy_ns: int) -> None:
+        """Set how long the copy to the device took. Does nothing if the row isn't there any more."""
+        if number >= self.num_added - CAPACITY:
+            _COPY.pack_into(self._memory, number % CAPACITY * _ROW.size + _COPY_OFFSET, copy_ns)
+
+    def since(self, number: int) -> NDArray[np.void]:
+        """Return a copy of the rows from this number on, oldest first; of those that are still there."""
+        end = self.num_added
+        first = min(max(number, end - CAPACITY, 0), end)
+        begin, stop = first % CAPACITY, end % CAPACITY
+        rows = self._rows
+        parts = [rows[begin:stop]] if begin < stop or first == end else [rows[begin:], rows[:stop]]
+        joined: NDArray[np.void] = np.concatenate(parts)
+        return joined
+
+
+NUM_SLOWEST = 20
+
+
+class Slowest:
+    """The `NUM_SLOWEST` samples with the longest times, each dataset index once. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.floor_ns = 0
+        """A sample that took no longer isn't kept. The caller looks here first, because most aren't."""
+        self._by_index: dict[int, tuple[int, int]] = {}
+        """Dataset index -> (ns, epoch)."""
+
+    def note(self, index: int, took_ns: int, epoch: int) -> None:
+        """Record how long a sample took. Of several times of one sample, the longest counts."""
+        kept = self._by_index
+        before = kept.get(index)
+        if before is not None and took_ns <= before[0]:
+            return
+        kept[index] = (took_ns, epoch)
+        if len(kept) > NUM_SLOWEST:
+            del kept[min(kept, key=lambda each: kept[each][0])]
+        if len(kept) == NUM_SLOWEST:
+            self.floor_ns = min(took_ns for took_ns, _ in kept.values())
+
+    def samples(self) -> tuple[SlowSample, ...]:
+        """Return them, slowest first."""
+        ordered = sorted(self._by_index.items(), key=lambda item: -item[1][0])
+        return tuple(SlowSample(index, took_ns / 1e9, epoch) for index, (took_ns, epoch) in ordered)
+
+
+_SUBDIVISIONS = 4
+"""Buckets per power of two. Quantiles are accurate to 20 %."""
+
+_NUM_BUCKETS = 64 * _SUBDIVISIONS
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations in nanoseconds, in O(1) memory: buckets grow with the duration."""
+
+    count: int = 0
+    total_ns: int = 0
+    max_ns: int = 0
+    _buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_NUM_BUCKETS, np.int64))
+
+    def note_all(self, durations_ns: NDArray[np.int64]) -> None:
+        """Count `(n,)` durations. Far cheaper than counting them one by one."""
+        if not durations_ns.size:
+            return
+        self.count += durations_ns.size
+        self.total_ns += sum(durations_ns.tolist())
+        self.max_ns = max(self.max_ns, int(durations_ns.max()))
+        self._buckets += np.bincount(_buckets_of(durations_ns), minlength=_NUM_BUCKETS)
+
+    def quantile_ns(self, share: float) -> float:
+        """Return the quantile of the durations at `share`, from 0 to 1. Return 0 if there are none."""
+        if not self.count:
+            return 0.0
+        bucket = int(np.searchsorted(np.cumsum(self._buckets), share * self.count))
+        return min(_upper_edge_ns(bucket), self.max_ns)
+
+    def summary(self) -> dict[str, float]:
+        """Return mean, p50, p99 and max in milliseconds, and the total in seconds."""
+        return {
+            "mean_ms": self.total_ns / max(1, self.count) / _NS_PER_MS,
+            "p50_ms": self.quantile_ns(0.5) / _NS_PER_MS,
+            "p99_ms": self.quantile_ns(0.99) / _NS_PER_MS,
+            "max_ms": self.max_ns / _NS_PER_MS,
+            "total_s": self.total_ns / 1e9,
+        }
+
+
+def _buckets_of(durations_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    exponents = np.frexp(durations_ns.astype(np.float64))[1].astype(np.int64) - 1
+    exponents -= durations_ns < np.left_shift(1, np.maximum(exponents, 0))  # rounded up to the next power of two
+    parts = np.right_shift(durations_ns, np.maximum(exponents - 2, 0)) % _SUBDIVISIONS
+    buckets = np.where(durations_ns < _SUBDIVISIONS, durations_ns, (exponents - 1) * _SUBDIVISIONS + parts)
+    return np.minimum(buckets, _NUM_BUCKETS - 1)
+
+
+def _upper_edge_ns(bucket: int) -> float:
+    if bucket < _SUBDIVISIONS:
+        return float(bucket)
+    exponent, part = divmod(bucket, _SUBDIVISIONS)
+    return 2.0 ** (exponent + 1) * (1 + (part + 1) / _SUBDIVISIONS)

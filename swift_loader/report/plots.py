@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import time_text
-from swift_loader.metrics.observations import Observations, are_of_one_pass, build_ns
-from swift_loader.report.report import Report, headline
-from swift_loader.report.stages import NOBODY, TRAINER, WORKER, Breakdown
+from swift_loader.metrics.observations import Observations, are_of_one_pass, stage_times
+from swift_loader.report.report import NOBODY, TRAINER, WORKER, Breakdown, Report, headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +116,7 @@ def _draw_life(axes: Axes, breakdown: Breakdown) -> None:
 
 def _draw_build_times(axes: Axes, observations: Observations) -> None:
     """Draw how long workers take for a batch, and name the samples that took longest."""
-    times = build_ns(observations.batches) / 1e6
+    times = stage_times(observations.batches)["build"] / 1e6
     p50, p99 = np.quantile(times, (0.5, 0.99))
     low, high = float(times.min()), float(times.max())
     is_long = low > 0 and p99 > _LONG_TAIL * p50
@@ -208,7 +207,7 @@ def _occupancy(observations: Observations, edges: Floats) -> tuple[Floats, int]:
         if not len(own):
             continue
         began = (own["began_ns"] - zero) * 1e-9
-        ended = began + build_ns(own) * 1e-9
+        ended = began + stage_times(own)["build"] * 1e-9
         occupancy[worker // workers_per_row] += _covered(began, ended, edges)
         end = max(end, float(ended[-1]))
     sizes = np.minimum(workers_per_row, num_workers - workers_per_row * np.arange(len(occupancy)))

@@ -1,24 +1,249 @@
-"""The report of a loader: what was measured, what it means, and what would help."""
+"""The report of a loader: what was measured, what it means, and what would help. Only `Teller` isn't pure.
+
+sent ─► began ─fetch─► ─collate─► ─encode─► built ─► received ─decode─► ready ─► its turn ─► delivered
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swift_loader.errors import time_text
-from swift_loader.metrics.observations import Observations, Setup
-from swift_loader.report.stages import Breakdown
-from swift_loader.report.verdict import SWIFT_LOADER, Advice, Bound, Verdict, advise
+from swift_loader.log import logger
+from swift_loader.metrics.observations import Durations, Observations, Setup, stage_times, steps_ns
+from swift_loader.tuning.autotuner import room_for
+from swift_loader.tuning.tuner import window_of
+
+SWIFT_LOADER = "worker_per_consumer"
+DATALOADER = "num_workers"
+"""What a loader's class calls its number of workers."""
+
+MIN_BATCHES = 16
+"""With fewer batches, there is no verdict."""
+
+DATA_BOUND = 0.10
+MODEL_BOUND = 0.03
+"""Shares of the time that the loop waits: at least, and at most."""
+
+_MIN_GAIN = 0.05
+"""A smaller gain isn't worth a change."""
 
 _MAX_WORKERS = 8
 _MAX_SLOWEST = 4
 _MAX_TUNING = 3
 _MIN_SHOWN_SHARE = 0.002
+
+_FIRST_LOOK_S = 60.0
+"""Of a run. After each line in the log, the next look is after twice the time."""
+
+_LOOK_EVERY_S = 1.0
+"""A look takes a millisecond."""
+
+
+# Whether the loop waits ----------------------------------------------------------------------------------------------
+
+
+class Bound(str, Enum):
+    """What limits the speed of the loop."""
+
+    STARTING = "starting"
+    """Too few batches to say."""
+    MODEL = "model-bound"
+    """The loop hardly ever waits. Faster data would bring nothing."""
+    BALANCED = "balanced"
+    """The loop waits now and then."""
+    DATA = "data-bound"
+    """The loop waits for data for more than a tenth of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the loop waits for data, and how much."""
+
+    bound: Bound
+    wait_share: float
+    """Share of the loop's time in which it waited for a batch, from 0 to 1."""
+
+    @classmethod
+    def of(cls, observations: Observations) -> Verdict:
+        """Return the verdict on the last batches. The time between two epochs doesn't count, nor does the start."""
+        batches = steady(observations).batches
+        if len(batches) < MIN_BATCHES:
+            run_s = observations.elapsed_s
+            return cls(Bound.STARTING, min(1.0, observations.waited_s / run_s) if run_s > 0 else 0.0)
+        waited, worked = int(stage_times(batches)["wait"][1:].sum()), int(steps_ns(batches).sum())
+        share = waited / (waited + worked) if waited + worked > 0 else 0.0
+        if share >= DATA_BOUND:
+            return cls(Bound.DATA, share)
+        return cls(Bound.MODEL if share <= MODEL_BOUND else Bound.BALANCED, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change."""
+
+    action: str
+    """Such as `worker_per_consumer=6`."""
+    gain: float
+    """How much faster the loop may get: 0.45 is 45 %. Less where workers compete for what the machine shares, such as
+    memory bandwidth or a disk, or where build times vary so much that batches wait for their turn."""
+
+    def __str__(self) -> str:
+        return f"{self.action} would bring up to {100 * self.gain:+.0f} %"
+
+
+def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advice, ...]:
+    """Return what would make the loop faster. Empty if it hardly waits, or if more workers bring less than 5 %."""
+    setup = observations.setup
+    if Verdict.of(observations).bound not in (Bound.DATA, Bound.BALANCED):
+        return ()
+    if setup.num_remote:  # the cores that build aren't those of this machine
+        return ()
+    batches = steady(observations).batches
+    trainer_cpu_s = observations.trainer_cpu_s / max(1, observations.num_delivered)
+    if setup.worker_type == "thread":  # the workers' CPU time is the trainer's, too
+        trainer_cpu_s = max(0.0, trainer_cpu_s - float(batches["cpu_ns"].mean()) / 1e9)
+    window, machine = window_of(batches, setup.num_workers, trainer_cpu_s), room_for(observations, keeps_limit=False)
+    if window is None:
+        return ()
+    number = window.needed_workers(machine)
+    gain = window.expected_rate(number, machine.num_cores) / window.rate - 1
+    if number <= setup.num_workers or gain < _MIN_GAIN:
+        return ()
+    action = f"{option}={number}"
+    if option == SWIFT_LOADER and not setup.is_in_flight_chosen and setup.max_in_flight < number:
+        action += " and data_queue_size=None"  # which grows with the workers, as the DataLoader's does anyway
+    return (Advice(action, gain),)
+
+
+# Where the time goes --------------------------------------------------------------------------------------------------
+
+WORKER, TRAINER, NOBODY = "worker", "trainer", "nobody"
+
+_WHO = {
+    "fetch": WORKER,
+    "collate": WORKER,
+    "encode": WORKER,
+    "transport": NOBODY,
+    "decode": TRAINER,
+    "delivery order": NOBODY,
+    "wait for the loop": NOBODY,
+    "copy to device": TRAINER,
+    "handing over": TRAINER,
+}
+"""The stages of a batch's life, in their order, and who is at the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a batch's life."""
+
+    name: str
+    p50_s: float
+    p99_s: float
+    share: float
+    """Of the time from the beginning of the batch to its delivery, over all batches; from 0 to 1."""
+    who: str
+    """Who is at the batch: `"worker"`, `"trainer"`, or `"nobody"`, because the batch waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """What one worker did."""
+
+    worker_id: int
+    num_batches: int
+    busy_share: float
+    """Share of the time in which it was at a batch, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """What workers do while they are at a batch. The shares add up to 1."""
+
+    running: float
+    waiting_for_core: float
+    """Ready to run, but all cores were taken. 0 where the system doesn't tell."""
+    waiting_for_io: float
+    """For files, the network, a lock, a sleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Where the time of the last batches went."""
+
+    parts: tuple[Part, ...]
+    """In the order of a batch's life."""
+    idle: Part
+    """Between two batches of a worker. The share is of the workers' time."""
+    workers: tuple[WorkerUse, ...]
+    """By their number. Workers that built none of the batches are missing."""
+    cpu: CpuUse | None
+    """None: not measured."""
+
+    @classmethod
+    def of(cls, observations: Observations) -> Breakdown:
+        """Return where the time went. Without batches, all is 0."""
+        batches = steady(observations).batches
+        times = stage_times(batches, in_order=observations.setup.in_order)
+        total_ns = sum(int(times[name].sum()) for name in _WHO)
+        began, build, numbers = batches["began_ns"], times["build"], batches["worker_id"]
+        order = np.lexsort((began, numbers))
+        gaps = began[order][1:] - (began + build)[order][:-1]
+        idle = np.maximum(0, gaps[np.diff(numbers[order]) == 0])  # before each batch of a worker but its first one
+        span_ns = max(int((began + build).max() - began.min()), 1) if len(batches) else 1
+        return cls(
+            parts=tuple(_part(name, who, times[name], total_ns) for name, who in _WHO.items()),
+            idle=_part("idle worker", NOBODY, idle, int(idle.sum() + build.sum())),
+            workers=tuple(
+                WorkerUse(number, int((numbers == number).sum()), int(build[numbers == number].sum()) / span_ns)
+                for number in np.unique(numbers).tolist()
+            ),
+            cpu=_cpu_use(batches, build),
+        )
+
+
+def steady(observations: Observations) -> Observations:
+    """Return the observations without the batches of the start, which waited for workers to start."""
+    batches = observations.batches
+    if observations.num_delivered > len(batches):
+        return observations
+    num_first = min(observations.setup.num_workers + 1, len(batches) // 2)
+    return replace(observations, batches=batches[num_first:])
+
+
+def _part(name: str, who: str, durations: Durations, total_ns: int) -> Part:
+    if not durations.size:
+        return Part(name, 0.0, 0.0, 0.0, who)
+    p50, p99 = (float(value) / 1e9 for value in np.quantile(durations, [0.5, 0.99]))
+    return Part(name, p50, p99, int(durations.sum()) / total_ns if total_ns > 0 else 0.0, who)
+
+
+def _cpu_use(batches: NDArray[np.void], service: Durations) -> CpuUse | None:
+    """Return what workers do while they are at a batch, `service` of each."""
+    cpu, delay = batches["cpu_ns"], batches["run_delay_ns"]
+    total = float(service.sum())
+    if total <= 0 or not cpu.any():
+        return None
+    is_known = delay >= 0
+    cpu_known = float(cpu[is_known].sum())
+    share = float(delay[is_known].sum()) / cpu_known if cpu_known > 0 else 0.0
+    running = np.minimum(cpu, service)
+    delay = np.minimum(np.where(is_known, delay, share * cpu), service - running)  # as elsewhere, where not measured
+    shares = float(running.sum()) / total, float(delay.sum()) / total
+    return CpuUse(*shares, max(0.0, 1 - sum(shares)))
+
+
+# The report -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -177,3 +402,57 @@ def _advice(report: Report, setup: Setup) -> list[str]:
     if setup.num_remote:
         return ["what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"]
     return [str(advice) for advice in report.advice] or ["more workers wouldn't bring 5 %"]
+
+
+# The line in the log --------------------------------------------------------------------------------------------------
+
+
+class Teller:
+    """Looks at a loader after its epochs, and says what would help: in loguru's log, and never twice. Loop's thread."""
+
+    def __init__(self, option: str) -> None:
+        """`option` is what the loader calls its number of workers."""
+        self._option = option
+        self._next_at_s = _FIRST_LOOK_S
+        """How long the loop must have run for the next look."""
+        self._last_action = ""
+
+    def is_due(self, elapsed_s: float) -> bool:
+        """Return whether to look at the epoch that is over, after all passes have lasted so long. Mostly it isn't."""
+        return elapsed_s >= self._next_at_s
+
+    def tell(self, observations: Observations) -> str:
+        """Look at the epoch that is over. Return what was said. Empty: there is nothing to say, or nothing new."""
+        try:
+            line = self._line(observations)
+        except Exception as error:  # advice must not end a run that works without it
+            logger.debug(f"no advice after the epoch: {type(error).__name__}: {error}")
+            return ""
+        if line:
+            logger.info(line)
+        return line
+
+    def _line(self, observations: Observations) -> str:
+        if not len(observations.batches):
+            return ""
+        self._next_at_s = observations.elapsed_s + _LOOK_EVERY_S
+        of_epoch = _last_pass(observations)
+        verdict = Verdict.of(of_epoch)
+        if verdict.bound is not Bound.DATA:
+            return ""
+        self._next_at_s = 2 * observations.elapsed_s
+        advices = advise(of_epoch, self._option)
+        if not advices or advices[0].action == self._last_action:
+            return ""
+        self._last_action = advices[0].action
+        epoch = observations.batches["epoch"][-1]
+        return f"the loop waited {100 * verdict.wait_share:.0f} % of epoch {epoch} for data: {advices[0]}"
+
+
+def _last_pass(observations: Observations) -> Observations:
+    """Return the observations of the last pass, or all of them if it has too few batches."""
+    batches = observations.batches
+    mask = (batches["epoch"] == batches["epoch"][-1]) & (batches["pass_number"] == batches["pass_number"][-1])
+    if int(np.count_nonzero(mask)) < 2 * MIN_BATCHES:
+        return observations
+    return replace(observations, batches=batches[mask])

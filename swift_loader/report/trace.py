@@ -27,7 +27,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import BATCH, Observations, build_ns
+from swift_loader.metrics.observations import BATCH, Observations, stage_times
 
 Event = dict[str, Any]
 IndicesOf = Callable[[int, int, int], "Sequence[int] | NDArray[np.int64]"]
@@ -150,8 +150,10 @@ class _Trace:
 
     def events(self) -> Iterator[Event]:
         """Yield all events, row by row."""
-        batches = [dict(zip(BATCH.names or (), batch, strict=True)) for batch in self._observations.batches.tolist()]
-        for place, batch in enumerate(batches):
+        rows = self._observations.batches
+        batches = [dict(zip(BATCH.names or (), row, strict=True)) for row in rows.tolist()]
+        for place, (batch, build_ns) in enumerate(zip(batches, stage_times(rows)["build"].tolist(), strict=True)):
+            batch["build_ns"] = build_ns
             batch["arrow"] = self._pid * 1_000_000 + place  # unique among the ranks of a machine
             batch["args"] = self._args(batch)
         for batch in sorted((batch for batch in batches if _is_built(batch)), key=itemgetter("began_ns")):
@@ -167,7 +169,7 @@ class _Trace:
         number, at_ns = batch["worker_id"], batch["began_ns"]
         worker = self._workers.setdefault(number, self._row(_FIRST_WORKER_ROW + number))
         name = f"batch {batch['epoch']}:{batch['step']}"
-        yield worker.span(name, at_ns, at_ns + build_ns(batch), batch["args"])
+        yield worker.span(name, at_ns, at_ns + batch["build_ns"], batch["args"])
         for stage in ("fetch", "collate", "encode"):
             yield worker.inner(stage, at_ns, at_ns + batch[f"{stage}_ns"], batch["args"])
             at_ns += batch[f"{stage}_ns"]
@@ -226,7 +228,7 @@ class _Trace:
 
 def _is_built(batch: Event) -> bool:
     """Return whether the worker's times were measured."""
-    return bool(batch["began_ns"] > 0 and build_ns(batch) > 0)
+    return bool(batch["began_ns"] > 0 and batch["build_ns"] > 0)
 
 
 def _shortened(indices: Sequence[int] | NDArray[np.int64]) -> str:

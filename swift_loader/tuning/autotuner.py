@@ -1,6 +1,6 @@
 """Lets a tuner choose the workers of a running loader.
 
-The loop's thread calls `check` between two batches. Most calls only read the clock.
+The loop's thread calls `is_due` between two batches, and then `decide`. Most calls only read the clock.
 
     WARMING ──the new workers are at work──► MEASURING ──a window is full──► the tuner decides ──► either of them
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,17 +34,6 @@ TYPICAL_STEP_S = 0.05
 """Of a loop, for the first number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """A change of the number of workers."""
-
-    at_s: float
-    """When, in seconds of training since the loader started."""
-    before: int
-    after: int
-    reason: str
-
-
 class _Phase(Enum):
     """See the drawing above."""
 
@@ -66,86 +54,68 @@ class _Mark:
 class Autotuner:
     """Chooses the number of workers of one loader, while its loop runs. The loop's thread uses it."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        find_machine: Callable[[Observations], Machine],
-        observe: Callable[[int], Observations],
-        resize: Callable[[int], None],
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
-        """Begin with the workers that there are.
-
-        `observe` returns what was measured until now, with at most so many of the last batches. `clock_ns` is the clock
-        of the observations.
-        """
-        self._find_machine = find_machine
-        self._observe = observe
-        self._resize = resize
-        self._clock_ns = clock_ns
+    def __init__(self, num_workers: int) -> None:
+        """Begin with the workers that there are."""
         self._tuner: Tuner | None = None
         """None until there is something measured."""
         self._phase = _Phase.WARMING
-        self._next_ns = clock_ns() + CHECK_NS
-        self._mark = _Mark(clock_ns(), 0, 0.0, 0.0)
+        self._mark = _Mark(time.perf_counter_ns(), 0, 0.0, 0.0)
         """Where the phase began."""
+        self._next_ns = self._mark.now_ns + CHECK_NS
         self._wanted = num_workers
-        self.history: list[Resize] = []
-        """What it changed, oldest first."""
+        self.history: list[str] = []
+        """What it changed and why, oldest first."""
 
     def describe(self) -> list[str]:
         """Return what it changed and what it thinks now, one line each."""
-        changes = [
-            f"after {change.at_s:.0f} s, {change.before} → {change.after}: {change.reason}" for change in self.history
-        ]
         reason = "nothing was measured yet" if self._tuner is None else self._tuner.reason
         if self.history and self._tuner is not None and self._tuner.state is TunerState.SEARCHING:
             reason = "it is being tried"
-        return [*changes, f"now {self._wanted}: {reason}"]
+        return [*self.history, f"now {self._wanted}: {reason}"]
 
-    def check(self) -> None:
-        """Change the number of workers, if enough was measured to know a better one."""
-        now_ns = self._clock_ns()
+    def is_due(self) -> bool:
+        """Return whether to call `decide`. Mostly this only reads the clock."""
+        now_ns = time.perf_counter_ns()
         if now_ns < self._next_ns:
-            return
+            return False
         self._next_ns = now_ns + CHECK_NS
-        observations = self._observe(1)
+        return True
+
+    def decide(self, observations: Observations) -> int | None:
+        """Return another number of workers, if enough was measured to know a better one.
+
+        `observations`: what was measured until now, with the last `MAX_BATCHES` batches.
+        """
+        mark, wanted = self._mark, self._wanted
+        num_new = observations.num_delivered - mark.num_delivered
         if self._phase is _Phase.WARMING:
-            num_new = observations.num_delivered - self._mark.num_delivered
             # Until then, the loop gets batches that were built by the workers before.
-            if observations.setup.num_workers == self._wanted and num_new >= observations.setup.max_in_flight:
-                self._begin(_Phase.MEASURING, observations, now_ns)
-            return
-        if observations.elapsed_s - self._mark.elapsed_s >= WINDOW_S:
-            self._take_window(now_ns)
-
-    def _take_window(self, now_ns: int) -> None:
-        """Let the tuner decide, if the window has enough batches."""
-        observations = self._observe(MAX_BATCHES)
-        num_new = observations.num_delivered - self._mark.num_delivered
-        if num_new < max(MIN_BATCHES, BATCHES_PER_WORKER * self._wanted):
-            return
-        trainer_cpu_s = (observations.trainer_cpu_s - self._mark.trainer_cpu_s) / num_new
-        batches = observations.batches[observations.batches["asked_ns"] >= self._mark.now_ns]
-        window = window_of(batches, self._wanted, trainer_cpu_s)
+            if observations.setup.num_workers == wanted and num_new >= observations.setup.max_in_flight:
+                self._begin(_Phase.MEASURING, observations)
+            return None
+        is_short = observations.elapsed_s - mark.elapsed_s < WINDOW_S
+        if is_short or num_new < max(MIN_BATCHES, BATCHES_PER_WORKER * wanted):
+            return None
+        batches = observations.batches[observations.batches["asked_ns"] >= mark.now_ns]
+        window = window_of(batches, wanted, (observations.trainer_cpu_s - mark.trainer_cpu_s) / num_new)
         if window is None:
-            return
-        machine = self._find_machine(observations)
-        if self._tuner is None:
-            self._tuner = Tuner(machine)
+            return None
+        machine = room_for(observations)
+        self._tuner = self._tuner or Tuner(machine)
         self._tuner.machine = machine
-        wanted = min(self._tuner.decide(window), machine.max_workers)
-        if wanted == self._wanted:
-            self._begin(_Phase.MEASURING, observations, now_ns)
-            return
-        self.history.append(Resize(observations.elapsed_s, self._wanted, wanted, self._tuner.reason))
-        self._wanted = wanted
-        self._resize(wanted)
-        self._begin(_Phase.WARMING, observations, now_ns)
+        self._wanted = min(self._tuner.decide(window), machine.max_workers)
+        if self._wanted == wanted:
+            self._begin(_Phase.MEASURING, observations)
+            return None
+        after = f"after {observations.elapsed_s:.0f} s"
+        self.history.append(f"{after}, {wanted} → {self._wanted}: {self._tuner.reason}")
+        self._begin(_Phase.WARMING, observations)
+        return self._wanted
 
-    def _begin(self, phase: _Phase, observations: Observations, now_ns: int) -> None:
+    def _begin(self, phase: _Phase, observations: Observations) -> None:
         self._phase = phase
-        self._mark = _Mark(now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s)
+        delivered, elapsed_s = observations.num_delivered, observations.elapsed_s
+        self._mark = _Mark(time.perf_counter_ns(), delivered, elapsed_s, observations.trainer_cpu_s)
 
 
 def room_for(observations: Observations, *, keeps_limit: bool = True) -> Machine:

@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import build_ns, steps_ns
+from swift_loader.metrics.observations import stage_times, steps_ns
 
 LITTLE_WAIT = 0.02
 """A loop that waits for less than this share of its time needs no more workers."""
@@ -93,10 +93,6 @@ class Window:
     """The means of a window of time. Times are per batch."""
 
     num_workers: int
-    seconds: float
-    """Length of the window, without the time between two passes."""
-    num_batches: int
-    """Batches that the loop got in it."""
     waited_s: float
     """How long the loop waited for a batch."""
     step_s: float
@@ -111,12 +107,12 @@ class Window:
     @property
     def rate(self) -> float:
         """Batches per second."""
-        return self.num_batches / self.seconds
+        return 1 / max(self.waited_s + self.step_s, 1e-9)
 
     @property
     def wait_share(self) -> float:
         """Which share of the loop's time is waiting."""
-        return self.waited_s / (self.waited_s + self.step_s)
+        return self.waited_s * self.rate
 
     def expected_rate(self, num_workers: int, num_cores: float) -> float:
         """Return the most batches per second that so many workers may bring.
@@ -140,20 +136,17 @@ def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float)
     """Return the means over these batches, oldest first; None if there are fewer than two."""
     if len(batches) < 2:  # noqa: PLR2004 - the loop's own time is that between two batches
         return None
-    waits = batches["delivered_ns"] - batches["asked_ns"]
-    steps = steps_ns(batches)
+    times, steps = stage_times(batches), steps_ns(batches)
     if steps.size:
         steps = steps[steps < max(PAUSE_S * 1e9, PAUSE_FACTOR * float(np.median(steps)))]
-    waited_s = float(waits.mean()) / 1e9
+    waited_s, build_s = float(times["wait"].mean()) / 1e9, float(times["build"].mean()) / 1e9
     step_s = float(steps.mean()) / 1e9 if steps.size else 0.0
     delays = batches["run_delay_ns"]
     was_measured = delays >= 0
     delay_s = float(delays[was_measured].mean()) / 1e9 if was_measured.any() else 0.0
-    cpu_s, build_s = float(batches["cpu_ns"].mean()) / 1e9, float(build_ns(batches).mean()) / 1e9
+    cpu_s = float(batches["cpu_ns"].mean()) / 1e9
     return Window(
         num_workers=num_workers,
-        seconds=max((waited_s + step_s) * len(batches), 1e-9),
-        num_batches=len(batches),
         waited_s=waited_s,
         step_s=step_s,
         service_s=max(build_s - delay_s, min(cpu_s, build_s)),

@@ -107,7 +107,6 @@ def observe(
         waited_s=float(waited.sum()) / 1e9,
         trainer_cpu_s=costs.trainer_cpu_ms * num_batches / 1e3,
         num_restarts=0,
-        totals={},
     )
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pytest
 
     from swift_loader import SwiftLoader
-    from swift_loader.tuning.autotuner import Autotuner
 
 SAMPLE_S = 0.005
 STEP_S = 0.004
@@ -63,13 +62,6 @@ def be_hasty(monkeypatch: pytest.MonkeyPatch, window_s: float = 0.15) -> None:
     """Let tuners decide after this time. The short windows are noisy, so what they find is only about right."""
     monkeypatch.setattr("swift_loader.tuning.autotuner.WINDOW_S", window_s)
     monkeypatch.setattr("swift_loader.tuning.autotuner.CHECK_NS", 1_000_000)
-
-
-def tuner_of(loader: SwiftLoader) -> Autotuner:
-    """Return what chooses the loader's workers."""
-    autotuner = loader._passes._autotuner
-    assert autotuner is not None
-    return autotuner
 
 
 def is_settled(loader: SwiftLoader) -> bool:

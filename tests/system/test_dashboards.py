@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from swift_loader import DataLoader, SwiftLoader
-from swift_loader.report.stages import NAMES, flat_metrics
+from swift_loader.metrics.observations import NAMES, flat_metrics
 from tests.support.datasets import Counting
 from tests.support.pages import ROOT, Page
 from tests.support.pictures import Pictures

@@ -116,7 +116,6 @@ def test_known_sleeps_show_in_the_times(kind: str) -> None:
     slept_s = (NUM_SAMPLES - 1) * SAMPLE_S + SLOW_S
     fetched_s = observed.batches["fetch_ns"].sum() / 1e9
     assert slept_s <= fetched_s < 20 * slept_s
-    assert observed.totals["fetch"]["total_s"] == pytest.approx(fetched_s)
     cpu_s = observed.batches["cpu_ns"].sum() / 1e9
     assert 0 < cpu_s < fetched_s
     waits_ns = observed.batches["delivered_ns"] - observed.batches["asked_ns"]

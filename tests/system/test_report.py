@@ -12,8 +12,7 @@ from loguru import logger
 
 from swift_loader import DataLoader
 from swift_loader.metrics.metrics import PassClock
-from swift_loader.report.report import Report
-from swift_loader.report.verdict import Bound
+from swift_loader.report.report import Bound, Report
 from tests.support import datasets
 from tests.support.helpers import exhaustive, make_loader
 
@@ -62,6 +61,8 @@ def test_a_loader_reports_why_its_loop_waits() -> None:
     assert report.advice[0].action.startswith("worker_per_consumer=")
     assert report["batches_delivered"] == 40
     assert report["stages"]["fetch"]["p50_ms"] >= 16
+    assert report.observations is not None
+    assert report["stages"]["fetch"]["total_s"] == pytest.approx(report.observations.batches["fetch_ns"].sum() / 1e9)
 
 
 @pytest.mark.parametrize("worker_type", ["process", exhaustive("thread")])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from swift_loader import DataLoader, SwiftLoader
+from swift_loader.metrics.observations import NAMES, flat_metrics
 from swift_loader.report.report import Report
-from swift_loader.report.stages import NAMES, flat_metrics
 from tests.support.observed import observe
 
 pytestmark = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swift_loader.report.verdict import Bound, Verdict
+from swift_loader.report.report import Bound, Verdict
 from tests.support.observed import SETUP, Costs, observe, with_workers
 
 

@@ -57,12 +57,9 @@ class World:
 
     def window(self) -> Window:
         rate = self.load.rate(self.num_workers, self.machine.num_cores) * self._random.gauss(1, self._noise)
-        num_batches = max(MIN_BATCHES, round(rate * WINDOW_S))
         busy = rate * self.load.service_s(self.num_workers)
         return Window(
             self.num_workers,
-            num_batches / rate,
-            num_batches,
             max(0.0, 1 / rate - self.load.step_s),
             self.load.step_s,
             self.load.service_s(busy) * self._random.gauss(1, self._noise),
@@ -75,7 +72,7 @@ class World:
         while self.now_s < end_s:
             window = self.window()
             wanted = self.tuner.decide(window)
-            self.now_s += window.seconds
+            self.now_s += max(WINDOW_S, MIN_BATCHES / window.rate)
             if wanted != self.num_workers:
                 assert 1 <= wanted <= self.machine.max_workers
                 self.num_workers = wanted
