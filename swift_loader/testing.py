@@ -37,21 +37,12 @@ def portable_workers() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """The digest of a part of a batch."""
-
-    path: str
-    position: int | None
-    """The sample's position in the batch; None if the part doesn't belong to a single sample."""
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     """A batch that a loop got."""
 
     indices: list[int]
-    marks: list[_Mark]
+    digests: dict[tuple[str, int | None], bytes]
+    """By the path of a part, and the sample's position in the batch; None if the part doesn't belong to one sample."""
     state: dict[str, int]
     """The loader's state after this batch."""
 
@@ -79,7 +70,11 @@ def assert_resume_exact(
         ValueError: `make_loader` returns the same loader twice, or a loader without batches; or `num_batches` or
             `num_cuts` is too small.
     """
-    _check_counts(num_batches, num_cuts)
+    if num_batches <= 1 or num_cuts < 1:
+        raise ValueError(
+            f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare; pass num_batches >= 2 and "
+            f"num_cuts >= 1"
+        )
     first = make_loader()
     states = [_through_json(first.state_dict())]
     reference = _run(first, None, num_batches)
@@ -95,14 +90,6 @@ def assert_resume_exact(
         else:
             num_samples = sum(len(seen.indices) for seen in rest)
             _compare_samples(rest, _run(resume_with(), states[cut], num_samples, in_samples=True), how)
-
-
-def _check_counts(num_batches: int, num_cuts: int) -> None:
-    if num_batches <= 1 or num_cuts < 1:
-        raise ValueError(
-            f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare; pass num_batches >= 2 and "
-            f"num_cuts >= 1"
-        )
 
 
 def _cuts(reference: list[_Seen], count: int) -> list[int]:
@@ -123,8 +110,8 @@ def _run(loader: SwiftLoader, state: dict[str, int] | None, length: int, *, in_s
             before = len(seen)
             for batch in loader:
                 indices = loader.batch_indices.tolist()
-                marks = list(_marks(batch, "batch", None, len(indices)))
-                seen.append(_Seen(indices, marks, _through_json(loader.state_dict())))
+                digests = dict(_digests(batch, "batch", None, len(indices)))
+                seen.append(_Seen(indices, digests, _through_json(loader.state_dict())))
                 left -= len(indices) if in_samples else 1
                 if left <= 0:
                     break
@@ -139,22 +126,20 @@ def _through_json(state: dict[str, int]) -> dict[str, int]:
     return loaded
 
 
-def _marks(part: Any, path: str, position: int | None, num_samples: int) -> Iterator[_Mark]:
-    """Yield the marks of all leaves. An array or list with an entry per sample gets a mark per sample."""
+def _digests(
+    part: Any, path: str, position: int | None, num_samples: int
+) -> Iterator[tuple[tuple[str, int | None], bytes]]:
+    """Yield the digests of all leaves. An array or list with an entry per sample gets one per sample."""
     array = as_array(part)
-    if array is not None:
-        if position is None and array.ndim and len(array) == num_samples:
-            for number, row in enumerate(array):
-                yield _Mark(path, number, digest_of(row))
-        else:
-            yield _Mark(path, position, digest_of(array))
+    if array is not None and position is None and array.ndim and len(array) == num_samples:
+        yield from (((path, number), digest_of(row)) for number, row in enumerate(array))
         return
-    inside = [] if isinstance(part, (set, frozenset)) else list(parts(part))
-    by_sample = position is None and isinstance(part, list) and len(part) == num_samples
-    for number, (suffix, child) in enumerate(inside):
-        yield from _marks(child, path if by_sample else path + suffix, number if by_sample else position, num_samples)
+    inside = [] if array is not None or isinstance(part, (set, frozenset)) else list(parts(part))
     if not inside:
-        yield _Mark(path, position, digest_of(part))
+        yield (path, position), digest_of(part)
+    by_sample = position is None and isinstance(part, list) and len(part) == num_samples
+    for number, (step, child) in enumerate(inside):
+        yield from _digests(child, path if by_sample else path + step, number if by_sample else position, num_samples)
 
 
 def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
@@ -164,32 +149,27 @@ def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
             f"{how}, a batch consists of the samples {found.indices} instead of {expected.indices}. This is a bug in "
             f"swift_loader, unless make_loader passes different options from call to call"
         )
-        if found.marks == expected.marks:
-            continue
-        names = [mark.path for mark in expected.marks]
-        assert [mark.path for mark in found.marks] == names, (
+        assert found.digests.keys() == expected.digests.keys(), (
             f"{how}, the batch of the dataset indices {expected.indices} has another structure. {_ADVICE}"
         )
-        mark = next(mark for mark, other in zip(expected.marks, found.marks, strict=True) if mark != other)
-        which = f"indices {expected.indices}" if mark.position is None else f"index {expected.indices[mark.position]}"
-        raise AssertionError(f"{how}, the run differs at dataset {which}, in {mark.path}. {_ADVICE}")
+        for (path, position), digest in expected.digests.items():
+            which = f"indices {expected.indices}" if position is None else f"index {expected.indices[position]}"
+            assert found.digests[path, position] == digest, (
+                f"{how}, the run differs at dataset {which}, in {path}. {_ADVICE}"
+            )
 
 
 def _compare_samples(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
     """Compare sample by sample, across batches of different sizes."""
-    pairs = zip(_by_sample(reference), _by_sample(resumed), strict=False)  # the last batch may have more samples
-    for (index, parts_expected), (found_index, parts_found) in pairs:
+    pairs = zip(_samples(reference), _samples(resumed), strict=False)  # the last batch may have more samples
+    for (index, expected), (found_index, found) in pairs:
         assert found_index == index, f"{how}, dataset index {found_index} comes instead of {index}"
-        for path, digest in parts_expected.items():
-            assert parts_found.get(path) == digest, (
-                f"{how}, the run differs at dataset index {index}, in {path}. {_ADVICE}"
-            )
+        for path, digest in expected.items():
+            assert found.get(path) == digest, f"{how}, the run differs at dataset index {index}, in {path}. {_ADVICE}"
 
 
-def _by_sample(batches: list[_Seen]) -> Iterator[tuple[int, dict[str, bytes]]]:
+def _samples(batches: list[_Seen]) -> Iterator[tuple[int, dict[str, bytes]]]:
+    """Yield the dataset index and the digests, by path, of each sample."""
     for seen in batches:
-        samples: list[dict[str, bytes]] = [{} for _ in seen.indices]
-        for mark in seen.marks:
-            if mark.position is not None:
-                samples[mark.position][mark.path] = mark.digest
-        yield from zip(seen.indices, samples, strict=True)
+        for position, index in enumerate(seen.indices):
+            yield index, {path: digest for (path, at), digest in seen.digests.items() if at == position}
