@@ -3,16 +3,16 @@
 The path of an item, and where each part runs:
 
     sources     pulls items from what the user gave                     the first filling thread
-    filler      pulls from upstream, and waits for room                 a thread of each stage that has workers
-    feed        numbers items, and keeps the place of each              under the stage's lock
+    stage       `Filler` pulls from upstream, and waits for room        a thread of each stage that has workers
+                `Feed` numbers items, and keeps the place of each       under the stage's lock
     scheduler   decides which worker takes the item; pure               any thread of the stage
-    jobs        calls the user's function                               worker thread, event loop or worker process
-    stage       gives results in order, or as they come                 the filling thread of the next stage
-    flows       filter, batch, unbatch, shuffle, shard, merge           whoever pulls
-    relay       waits for the loop, at most `buffer_size`               between the last filling thread and the loop
-    iterator    hands results to the loop, and knows their place        the loop's thread
+    functions   calls the user's function                               worker thread, event loop or worker process
+    stage       `Stage` gives results in order, or as they come         the filling thread of the next stage
+    nodes       filter, batch, unbatch, shuffle, shard                  whoever pulls
+    stage       `Relay` waits for the loop, at most `buffer_size`       between the last filling thread and the loop
+    epochs      hands results to the loop, and knows their place        the loop's thread
 
-A stage is a `Dispatcher` over an executor, as the loader's workers are. `items` says what a resume needs.
+A stage is a `Dispatcher` over an executor, as the loader's workers are. `stage` says what a resume needs.
 """
 
 from __future__ import annotations

@@ -1,22 +1,266 @@
-"""The epochs of one pipeline: its runs one after the other, and where the loop is in them."""
+"""The epochs of one pipeline: its runs one after the other, the iterator over each, and where the loop is in them."""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from swift_loader.errors import StateMismatch, warn
+from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
+from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import default_seed
-from swift_loader.pipeline.chain import Chain
-from swift_loader.pipeline.iterator import OpenRun, PipelineIterator, Position
-from swift_loader.pipeline.origins import Plain
-from swift_loader.pipeline.run import Run
-from swift_loader.pipeline.state import PipelineState
-from swift_loader.pipeline.stats import Tally
+from swift_loader.pipeline.failures import Tally
+from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
+from swift_loader.pipeline.sources import Chain, Plain
+from swift_loader.pipeline.stage import Item, Place
 from swift_loader.process_owner import ProcessOwner
+
+VERSION = 1
+
+_PAIR = 2
+
+
+# Where a run is, as plain types.
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """What a pipeline needs to continue."""
+
+    epoch: int
+    place: Place | None
+    """Of the next item; None: the beginning of the epoch."""
+    seed: int
+    parameters: tuple[str, ...] = ()
+    """What the meaning of the place depends on: `Chain.parameters`."""
+    sources: tuple[Any, ...] = ()
+    """For each source: (number of items, its own state) or None."""
+    told: int | None = None
+    """The epoch that the sources were told; None: none."""
+    failures: tuple[int, ...] = ()
+    """How many items each `map` has left out in the epoch, in the order of the pipeline."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types, if the sources' states are."""
+        return {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "place": None if self.place is None else _as_lists(self.place),
+            "seed": self.seed,
+            "parameters": list(self.parameters),
+            "sources": [None if state is None else list(state) for state in self.sources],
+            "told": self.told,
+            "failures": list(self.failures),
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> PipelineState:
+        """Return a state that `to_dict` gave.
+
+        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")
+        expected = {"version", "epoch", "place", "seed", "parameters", "sources", "told", "failures"}
+        if {*state, "told", "failures"} != expected:  # older states don't have these
+            raise StateMismatch(
+                f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
+            )
+        told, failures = state.get("told"), state.get("failures", ())
+        given, texts = state["sources"], state["parameters"]
+        for name, is_right, what in (
+            ("version", state["version"] == VERSION, f"{VERSION} for this swift_loader"),
+            ("epoch", _are_counts([state["epoch"]]), "an integer from 0"),
+            ("seed", isinstance(state["seed"], int), "an integer"),
+            ("sources", _is_list(given) and all(one is None or len(one) == _PAIR for one in given), "pairs or None"),
+            ("parameters", _is_list(texts), "a list"),
+            ("told", told is None or isinstance(told, int), "an epoch or None"),
+            ("failures", _is_list(failures) and _are_counts(failures), "a list of counts"),
+        ):
+            if not is_right:
+                raise StateMismatch(f"the state has {name}={state[name]!r}; it must be {what}")
+        place = None if state["place"] is None else _as_tuples(state["place"])
+        sources = tuple(None if one is None else tuple(one) for one in given)
+        return cls(state["epoch"], place, state["seed"], tuple(texts), sources, told, tuple(failures))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _are_counts(values: Any) -> bool:
+    return all(isinstance(value, int) and value >= 0 for value in values)
+
+
+def _as_lists(place: Any) -> Any:
+    return [_as_lists(part) for part in place] if isinstance(place, tuple) else place
+
+
+def _as_tuples(place: Any) -> Any:
+    return tuple(_as_tuples(part) for part in place) if isinstance(place, (list, tuple)) else place
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a loop is. It outlives the iterator, so that a state can be had after the loop was left."""
+
+    epoch: int
+    place: Place | None = None
+    """After the last result that the loop got; None: before the first."""
+    is_over: bool = False
+    """Whether the loop got all results of the epoch."""
+    sources: Sequence[SourceStates] = ()
+    """Of the run."""
+    source_starts: tuple[Any, ...] = ()
+    """What the run began with."""
+    passes_end: bool = False
+    """Whether the next epoch follows if nothing is left of this one at the place."""
+    told: int | None = None
+    """The epoch that the sources were told; None: none."""
+
+    def advance(self, place: Place, chain: Chain) -> None:
+        """Move to the place after a result. Source states before it aren't needed any more."""
+        self.place = place
+        for states, number in zip(self.sources, chain.source_numbers(place), strict=True):
+            if states and number is not None:
+                states.latest((self.epoch, number))
+
+    def to_state(self, chain: Chain, seed: int) -> PipelineState:
+        """Return the state of this position."""
+        epoch = self.epoch + self.is_over
+        told = epoch if chain.origin.is_endless and self.told is not None else self.told
+        if self.is_over or self.place is None:
+            states = tuple(states.latest((epoch, 0)) for states in self.sources)
+            is_known = any(state is not None for state in states)
+            starts = () if self.is_over else self.source_starts
+            return PipelineState(epoch, None, seed, chain.parameters, states if is_known else starts, told)
+        pairs = zip(self.sources, chain.source_numbers(self.place), strict=True)
+        found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
+        return PipelineState(epoch, self.place, seed, chain.parameters, found, told)
+
+    def begins(self) -> tuple[SourceBegin | None, ...]:
+        """Return the states of the sources at the beginning of the next epoch, if the loop got all of this one."""
+        return tuple(states.latest((self.epoch + 1, 0)) for states in self.sources) if self.is_over else ()
+
+
+class PipelineIterator(Iterator[Any]):
+    """One epoch's results. Closes its run at the end, at an error, and when nobody refers to it any more.
+
+    The first `next` begins the epoch: frameworks call `iter` early, and then load a state or set the epoch.
+    """
+
+    def __init__(self, epochs: Epochs) -> None:
+        """Begin nothing yet."""
+        self._chain = epochs.chain
+        self._epochs: Epochs | None = epochs
+        """None once it has begun, so that the pipeline may go."""
+        self._position: Position | None = None
+        self.run: Run | None = None
+        """What runs; None before the first `next`, and once it was closed or handed over."""
+        self._idle: list[Run] = []
+        """Gets the run at the end of the epoch, if it goes on with the next one."""
+        self._error: BaseException | None = None
+        self._closing: weakref.finalize[..., PipelineIterator] | None = None
+        self._lock = threading.RLock()
+        """Held by the thread in `next`: several may share the iterator. `close` needs no lock."""
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        if (run := self.run) is not None:
+            run.owner.check()
+        has_turn = False
+        try:
+            with self._lock:
+                if self._error is not None:  # of the thread that was here before
+                    raise self._error
+                has_turn = True
+                epochs = self._epochs  # another thread may close the pipeline meanwhile
+                item = self._pull() if epochs is None else self._first(epochs)
+                if item is not None:
+                    assert self._position is not None, "it has begun"
+                    self._position.advance(item.after, self._chain)
+        except BaseException as error:
+            if has_turn:  # an item may be lost
+                self._fail(error)
+            raise
+        if item is None:
+            raise StopIteration
+        return item.value
+
+    def _fail(self, error: BaseException) -> None:
+        """End the pass. What a signal handler raised comes out of one call, and later ones raise an error of ours."""
+        self._error = error
+        if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
+            self._error = SwiftLoaderError(
+                f"the loop was interrupted ({type(error).__name__}) while it took an item, so the pipeline was closed; "
+                f"iterate over it again"
+            )
+            self._error.__cause__ = error
+        self.close()
+
+    def _first(self, epochs: Epochs) -> Item | None:
+        """Begin, and return the first item; None if there is none."""
+        self._epochs = None
+        position = self._open(epochs)
+        item = self._pull()
+        if item is None and position.passes_end:
+            self._open(epochs)
+            item = self._pull()
+        return item
+
+    def _open(self, epochs: Epochs) -> Position:
+        run, position, self._idle = epochs.begin(self)
+        self.run, self._position = run, position
+        if self._error is not None:  # another thread closed the pipeline, when not all of it was there
+            run.close()
+            raise self._error
+        return position
+
+    def own(self, run: Run) -> None:
+        """Close this run at the end. Called before it starts anything, so that no interrupt comes in between."""
+        self._closing = weakref.finalize(self, run.close)
+
+    def _pull(self) -> Item | None:
+        """Return the next item; None at the end of the epoch."""
+        run = self.run  # another thread may close it meanwhile
+        item = None if run is None else next(run.items, None)
+        if item is not None:
+            return item
+        if self._error is not None:  # another thread closed the pipeline meanwhile
+            raise self._error
+        if run is not None:
+            assert self._position is not None, "it has begun"
+            goes_on = run.has_next()
+            if self._error is not None:
+                raise self._error
+            self._position.is_over = True
+            if goes_on:  # keep it for the next epoch
+                assert self._closing is not None, "it has begun"
+                self._idle.append(run)
+                self._closing.detach()
+                self.run = None
+            else:
+                self.close()
+        return None
+
+    def close(self) -> None:
+        """End all threads and processes. Idempotent. Later calls of `next` raise `StopIteration` or the error."""
+        is_over = self._position is not None and self._position.is_over
+        if self._error is None and not is_over:
+            self._error = LoaderClosed("the pipeline was closed; iterate over it again")
+        self._epochs = None
+        if self._closing is not None:
+            run_finalizer(self._closing)
+        if (run := self.run) is not None:
+            run.items, run.passes = iter(()), iter(())  # an error's traceback may keep the run
+        self.run = None
+
+    def __repr__(self) -> str:
+        return f"<PipelineIterator {'closed' if self.run is None else 'running'}, {self._position}>"
 
 
 class Epochs:
@@ -24,7 +268,7 @@ class Epochs:
 
     def __init__(self, chain: Chain, seed: int | None) -> None:
         """Begin with epoch 0. `seed`: the user's."""
-        self._chain = chain
+        self.chain = chain
         self._given_seed = seed
         self._seed = default_seed() if seed is None else seed
         self._next_epoch = 0
@@ -38,74 +282,86 @@ class Epochs:
         """Of the latest iterator."""
         self.tally = Tally()
         """The counts of the latest run; empty before the first."""
-        self._idle: list[OpenRun] = []
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have a run and a loop of this process. In a fork, those there are belong to the parent."""
+        self._maker = ProcessOwner()
+        self._idle: list[Run] = []
         """The run of a continuous source, between two epochs."""
         self._event_loop = CoroutineLoop()
         """Stays from one epoch to the next: sessions of the user's belong to it."""
-        self._maker = ProcessOwner()
         weakref.finalize(self, _free, self._idle, self._event_loop)
 
-    def iterator(self) -> PipelineIterator:
-        """Return an iterator over the next epoch, or over the rest of a loaded one. Its first `next` begins it."""
-        return PipelineIterator(self._chain, self._begin)
+    def begin(self, iterator: PipelineIterator) -> tuple[Run, Position, list[Run]]:
+        """Begin the next epoch for an iterator.
 
-    def _begin(self, iterator: PipelineIterator) -> tuple[OpenRun, Position, list[OpenRun]]:
-        if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
-            self._maker, self._event_loop, self._idle = ProcessOwner(), CoroutineLoop(), []
+        Return what runs, a position that the iterator moves, and the list that gets the run at the end of the epoch, if
+        it goes on with the next one.
+        """
+        if not self._maker.is_here():
+            self._settle()
         loaded = self._loaded
         state = loaded or PipelineState(self._next_epoch, None, self._seed)
         self._warn_of_iterator()
         self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
-        opened = self._continued(state.epoch, iterator) if loaded is None else None
+        run = self._continued(state.epoch, iterator) if loaded is None else None
         _close_all(self._idle)
-        if opened is None:
-            opened = self._open(state, iterator)
+        if run is None:
+            run = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
-        sources = opened.run.sources
-        position = Position(state.epoch, state.place, False, sources, state.sources, passes_end, self._told)
-        self.position, self.tally = position, opened.run.tally
+        self.position = Position(state.epoch, state.place, False, run.sources, state.sources, passes_end, self._told)
+        self.tally = run.tally
         self._next_epoch = state.epoch + 1
-        return opened, position, self._idle
+        return run, self.position, self._idle
 
-    def _continued(self, epoch: int, iterator: PipelineIterator) -> OpenRun | None:
+    def _continued(self, epoch: int, iterator: PipelineIterator) -> Run | None:
         """Return the run that goes on with this epoch, if there is one."""
-        for opened in self._idle:
-            if opened.epoch == epoch:
-                iterator.own(opened.run)
-                self._idle.remove(opened)
-                return opened
+        for run in self._idle:
+            if run.epoch == epoch:
+                iterator.own(run)
+                self._idle.remove(run)
+                return run
         return None
 
-    def _open(self, state: PipelineState, iterator: PipelineIterator) -> OpenRun:
+    def _states_of(self, state: PipelineState) -> list[SourceStates]:
+        """Return what is known of each source where a run begins: at the end of the last epoch, and in the state."""
+        unknown = (None,) * len(self.chain.origin.plains)
+        at_start = (() if self.position is None else self.position.begins()) or unknown
+        return [SourceStates(state.epoch, *pair) for pair in zip(at_start, (*state.sources, *unknown), strict=False)]
+
+    def _open(self, state: PipelineState, iterator: PipelineIterator) -> Run:
         """Open a run. The sources are told their epoch, if they were told it where the state was taken.
 
         Raises what starting its processes raised, and leaves nothing behind then.
         """
         if state.told is not None and self._chosen is None:  # else the user has told them since
             self._tell(state.told)
-        elif self._told is not None and self._chain.origin.is_endless:
+        elif self._told is not None and self.chain.origin.is_endless:
             self._tell(state.epoch)  # the run before has told them later ones
-        begins = [] if self.position is None else self.position.begins()
-        told, chain = self._told is not None, self._chain
-        run = Run(state, self._event_loop, chain.max_errors, tells_epochs=told, begins=begins)
+        tally, chain = Tally(state.epoch, self.chain.max_errors, iter(state.failures)), self.chain
+        run = Run(tally, self._states_of(state), self._event_loop, tells_epochs=self._told is not None)
         iterator.own(run)
         try:
-            items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
-            if chain.max_errors is not None and not any(policy.skips for policy in run.tally.policies):
+            run.passes = chain.open(state.place or chain.beginning, iter(run.sources), run, state.seed)
+            run.items = next(run.passes)
+            if chain.max_errors is not None and not any(policy.skips for policy in tally.policies):
                 raise ValueError(f"max_errors={chain.max_errors} has no effect without a stage with on_error='skip'")
         except BaseException:
             run.close()
             raise
-        return OpenRun(run, items, state.epoch)
+        return run
 
     def _tell(self, epoch: int) -> None:
-        self._chain.origin.set_epoch(epoch)
+        for plain in self.chain.origin.plains:
+            if hasattr(plain.source, "set_epoch"):
+                plain.source.set_epoch(epoch)
         self._told = epoch
 
     def _warn_of_iterator(self) -> None:
         """Warn if the source gives its items only once, and has been iterated over."""
-        origin = self._chain.origin
+        origin = self.chain.origin
         if isinstance(origin, Plain) and self.position is not None and isinstance(origin.source, Iterator):
             warn(
                 f"the source is an iterator, a {type(origin.source).__name__}, which gives its items only once; give a "
@@ -117,10 +373,10 @@ class Epochs:
         self._next_epoch = self._chosen = epoch
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
-        if self._idle and all(idle.epoch == epoch and idle.run.tells_epochs for idle in self._idle):
+        if self._idle and all(run.epoch == epoch and run.tells_epochs for run in self._idle):
             self._told = epoch  # the run has gone on with this epoch, and told the sources
             return
-        if self._chain.origin.has_epochs:
+        if any(hasattr(plain.source, "set_epoch") for plain in self.chain.origin.plains):
             _close_all(self._idle)  # it has gone on with an order that isn't this epoch's
         self._tell(epoch)
 
@@ -135,19 +391,19 @@ class Epochs:
             return self._loaded
         position = self.position
         if position is None:
-            return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters, told=self._told)
+            return PipelineState(self._next_epoch, None, self._seed, self.chain.parameters, told=self._told)
         chosen = self._chosen
         if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
-            begins = tuple(position.begins())
+            begins = position.begins()
             known = begins if any(begin is not None for begin in begins) else ()
-            return PipelineState(chosen, None, self._seed, self._chain.parameters, known, self._told)
-        if not (self._chain.is_exact or position.is_over or position.place is None):
+            return PipelineState(chosen, None, self._seed, self.chain.parameters, known, self._told)
+        if not (self.chain.is_exact or position.is_over or position.place is None):
             raise StateMismatch(
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
                 "says which items are left. Call it at the end of an epoch, or give output_order='input'"
             )
-        state, place = position.to_state(self._chain, self._seed), position.place
-        if place is None or position.is_over or self._chain.origin.is_endless:
+        state, place = position.to_state(self.chain, self._seed), position.place
+        if place is None or position.is_over or self.chain.origin.is_endless:
             return state
         return replace(state, failures=tuple(policy.num_at(place) for policy in self.tally.policies))
 
@@ -163,13 +419,14 @@ class Epochs:
                 f"the state has seed={loaded.seed}, but this pipeline was made with seed={self._given_seed}"
             )
         if loaded.place is not None:
-            self._chain.check(loaded.place)
-            if loaded.parameters != self._chain.parameters:
+            self.chain.check(loaded.place)
+            if loaded.parameters != self.chain.parameters:
                 raise StateMismatch(
                     f"the state is of a pipeline with {_listed(loaded.parameters)}, but this one has "
-                    f"{_listed(self._chain.parameters)}; with others, the place means other items"
+                    f"{_listed(self.chain.parameters)}; with others, the place means other items"
                 )
-        self._chain.origin.check_states(iter(loaded.sources))
+        for plain, saved in zip(self.chain.origin.plains, loaded.sources, strict=False):
+            plain.check_state(saved)
         _close_all(self._idle)
         self._loaded, self._seed, self.position, self._chosen = loaded, loaded.seed, None, None
 
@@ -193,11 +450,11 @@ def _listed(parameters: tuple[str, ...]) -> str:
     return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
 
 
-def _free(idle: list[OpenRun], event_loop: CoroutineLoop) -> None:
+def _free(idle: list[Run], event_loop: CoroutineLoop) -> None:
     _close_all(idle)
     event_loop.close()
 
 
-def _close_all(idle: list[OpenRun]) -> None:
+def _close_all(idle: list[Run]) -> None:
     while idle:
-        idle.pop().run.close()
+        idle.pop().close()

@@ -1,4 +1,4 @@
-"""What kind of function the user gave to a stage."""
+"""What kind of function the user gave to a stage, and how a task of the stage calls it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import functools
 import inspect
 import operator
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -14,6 +16,12 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from swift_loader.executors.calls import call_soon
+from swift_loader.executors.crew import Post
+from swift_loader.pipeline.stage import Gives, LoopRelay, Marker, Relay, Rest
+from swift_loader.scheduler.messages import Answered, Send
+from swift_loader.scheduler.work import IndexWork
+from swift_loader.worker.fetch import POSITION_BITS
+from swift_loader.worker.seeding import Fetching, key_this_thread
 
 
 class Kind(Enum):
@@ -99,7 +107,7 @@ def awaited(result: Any) -> Any:
     )
 
 
-def kind_of(function: Callable[..., Any]) -> Kind:
+def kind_of(function: object) -> Kind:
     """Return the kind of a function, a method, a partial or an object with `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -112,8 +120,182 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     return Kind.GENERATOR if inspect.isgeneratorfunction(function) else Kind.FUNCTION
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: object) -> str:
     """Return the name of a function for errors and pictures."""
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(function, "__name__", None) or type(function).__name__
+    name: str = getattr(function, "__name__", None) or type(function).__name__
+    return name
+
+
+# How a task of a stage calls the function. Each job posts the event that answers its task.
+
+MAX_POURED = 2
+"""How many results of one generator may wait for the loop, in order."""
+
+
+class Job:
+    """Answers tasks with what a function returns for an item, in worker threads.
+
+    `sample_rng()` in the function is keyed by the seed and the item.
+    """
+
+    gives = Gives.RESULT
+
+    def __init__(self, function: Callable[[Any], Any], seed: int, timeout_s: float | None, stage: str) -> None:
+        """Call this function. `timeout_s`: how long the stage waits for a generator's result; None: no limit."""
+        self._function = function
+        self._seed = seed
+        self._relay_options: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "late": f"stage {stage!r}: a generator gave no result",
+        }
+
+    def __call__(self, task: Send, post: Post) -> Any:
+        """Do a task. It catches all that the function raises."""
+        value, began_s = _value(task), time.perf_counter()
+        try:
+            if value is not Marker.EPOCH_END:
+                value = self._answer(task, value)
+        except BaseException as error:  # even SystemExit: the loop raises it
+            _post_error(task, post, error)
+        else:
+            _post_value(task, post, value, began_s)
+
+    def _answer(self, task: Send, value: Any) -> Any:
+        key_this_thread(_fetching(task, self._seed))
+        return awaited(self._function(value))
+
+    def stop(self) -> None:
+        """Let no thread wait for room any more. Any thread. Idempotent."""
+
+
+class Step(Job):
+    """Takes one result of a generator."""
+
+    gives = Gives.REST
+
+    def _answer(self, task: Send, value: Any) -> Rest:
+        rest = value if isinstance(value, Rest) else None
+        fetching = _fetching(task, self._seed) if rest is None else rest.fetching
+        key_this_thread(fetching)
+        results = iter(self._function(value)) if rest is None else rest.results
+        try:
+            return Rest(results, fetching, next(results))
+        except StopIteration:
+            return Rest(None, is_over=True)
+
+
+class Pour(Job):
+    """Pours a generator's results into a relay."""
+
+    gives = Gives.RELAY
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._relays: dict[int, Relay[Any]] = {}
+        """By worker: the one that it fills."""
+        self._stopped = threading.Event()
+
+    def __call__(self, task: Send, post: Post) -> None:
+        """Do a task. Returns when all results were poured."""
+        value, began_s = _value(task), time.perf_counter()
+        if value is Marker.EPOCH_END:
+            _post_value(task, post, value, began_s)
+            return
+        relay = self._relays[task.worker] = Relay(MAX_POURED, **self._relay_options)
+        if self._stopped.is_set():  # `stop` may not have seen this one
+            return
+        _post_value(task, post, relay, began_s)
+        key_this_thread(_fetching(task, self._seed))
+        try:
+            results = self._function(value)
+        except BaseException as error:
+            relay.end(error)
+        else:
+            relay.pour(results)
+
+    def stop(self) -> None:
+        """Let no thread wait for room any more. Any thread. Idempotent."""
+        self._stopped.set()
+        for relay in list(self._relays.values()):
+            relay.stop()
+
+
+class AwaitedJob(Job):
+    """The same as `Job` for a coroutine function, on an event loop. Nothing is keyed."""
+
+    async def __call__(self, task: Send, post: Post) -> None:
+        """Do a task. It catches all that the function raises."""
+        value, began_s = _value(task), time.perf_counter()
+        try:
+            if value is not Marker.EPOCH_END:
+                value = await self._awaited_answer(value)
+        except BaseException as error:  # even a CancelledError: the function may have raised it by itself
+            _post_error(task, post, error)
+        else:
+            _post_value(task, post, value, began_s)
+
+    async def _awaited_answer(self, value: Any) -> Any:
+        return await self._function(value)
+
+
+class AwaitedStep(AwaitedJob):
+    """Takes one result of an async generator."""
+
+    gives = Gives.REST
+
+    async def _awaited_answer(self, value: Any) -> Rest:
+        results = value.results if isinstance(value, Rest) else aiter(self._function(value))
+        try:
+            return Rest(results, None, await anext(results))
+        except StopAsyncIteration:
+            return Rest(None, is_over=True)
+
+
+class AwaitedPour(AwaitedJob):
+    """Pours an async generator's results into a relay."""
+
+    gives = Gives.RELAY
+
+    async def __call__(self, task: Send, post: Post) -> None:
+        """Do a task. Returns when all results were poured."""
+        value, began_s = _value(task), time.perf_counter()
+        if value is Marker.EPOCH_END:
+            _post_value(task, post, value, began_s)
+            return
+        relay: LoopRelay[Any] = LoopRelay(MAX_POURED, asyncio.get_running_loop(), **self._relay_options)
+        _post_value(task, post, relay, began_s)
+        try:
+            results = self._function(value)
+        except BaseException as error:
+            relay.end(error)
+        else:
+            await relay.pour_async(results)
+
+
+JOBS: dict[Kind, tuple[type[Job], type[Job]]] = {
+    Kind.FUNCTION: (Job, Job),
+    Kind.COROUTINE: (AwaitedJob, AwaitedJob),
+    Kind.GENERATOR: (Pour, Step),
+    Kind.ASYNC_GENERATOR: (AwaitedPour, AwaitedStep),
+}
+"""For results in order, and for those that come as they are ready."""
+
+
+def _value(task: Send) -> Any:
+    assert isinstance(task.work, IndexWork), "a stage hands out items"
+    return task.work.indices
+
+
+def _fetching(task: Send, seed: int) -> Fetching:
+    return Fetching(seed, task.work.epoch, [task.work.step << POSITION_BITS], [])  # as in worker processes
+
+
+def _post_value(task: Send, post: Post, value: Any, began_s: float) -> None:
+    build_s = time.perf_counter() - began_s
+    post((Answered(task.worker, task.generation, task.sequence, value, build_s=build_s),))
+
+
+def _post_error(task: Send, post: Post, error: BaseException) -> None:
+    post((Answered(task.worker, task.generation, task.sequence, error=error),))

@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from swift_loader.errors import EncodeError, RemoteTraceback
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor
+from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.processes import make_executor, make_fleet
+from swift_loader.executors.wording import Terms
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
-from swift_loader.pipeline import flows
-from swift_loader.pipeline.functions import Kind, Submitted, kind_of
-from swift_loader.pipeline.items import Item, Marker
-from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited_step, called, on_loop, stepped
-from swift_loader.pipeline.nodes import Node, Opening
+from swift_loader.pipeline.failures import in_stage_words
+from swift_loader.pipeline.functions import JOBS, Submitted, kind_of
+from swift_loader.pipeline.nodes import Node, Unbatch
 from swift_loader.pipeline.run import Run
-from swift_loader.pipeline.wording import StageWording, item_of
-from swift_loader.sampling.plan import PlanSettings
+from swift_loader.pipeline.stage import Gives, ItemWork, Marker, Opening, Passes, Stage
+from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
+from swift_loader.scheduler.work import Work
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_worker import TorchMode
+
+if TYPE_CHECKING:
+    from swift_loader.transport.by_value import Definitions
+    from swift_loader.transport.messages import Failure
+
+# What errors and warnings about the workers of a stage say: the stage, the item, and the options of a pipeline.
+
+_TERMS = Terms(
+    worker="process",
+    workers="processes",
+    unit="item",
+    units="items",
+    a_unit="an item",
+    a_result="a result",
+    do="work on",
+    doing="working on",
+    suspect="it",
+    code="stage's function",
+    saving="a lower concurrency or smaller items",
+    build="it loads the stage's function",
+    starting="loading the stage's function",
+    first_start="loading the stage's function",
+)
+
+_CAUSED = "\nThe above exception was the direct cause"
+"""How Python introduces an exception that was raised from another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageWording:
+    """The words of one stage."""
+
+    stage: str
+    terms: Terms = _TERMS
+
+    def who(self, worker_id: int, num_workers: int, rank: int, place: str) -> str:  # noqa: ARG002
+        """Return the process's number, the stage and the process id."""
+        return f"process {worker_id} of {num_workers} of stage {self.stage!r} ({place})"
+
+    def work(self, work: Work, plan: Plan) -> str:  # noqa: ARG002
+        """Return the item's number."""
+        return item_of(work)
+
+    def sample(self, work: Work, plan: Plan, position: int | None) -> str:  # noqa: ARG002
+        """Return nothing: a task is one item."""
+        return ""
+
+    def failure(self, failure: Failure, who: str, definitions: Definitions, unit: str) -> Exception:
+        """Return it with process, stage and item in its cause."""
+        where = f"at {unit}" if unit else "as it started"
+        context = f"In {who}, {where}:"
+        error = in_stage_words(rebuild_with(failure, context, definitions))
+        if isinstance(error, EncodeError):  # the loader's words are at the end of the traceback
+            of_user, _, ours = failure.traceback.partition(_CAUSED)
+            error.__cause__ = RemoteTraceback(f"{context}\n\n{of_user}" if ours else context)
+        return error
+
+    def restarts(self, max_restarts: int) -> str:
+        """Return the number: no option says it."""
+        return str(max_restarts)
+
+
+def item_of(work: Work) -> str:
+    """Return which item of its stage a work is."""
+    assert isinstance(work, ItemWork), "a feed hands out items"
+    return f"item {work.number}"
+
 
 # A stage in worker processes: the function is the dataset, and each item is a key.
 #
@@ -56,18 +125,12 @@ def as_it_is(value: Any) -> Any:
 
 
 def process_executor(
-    function: Callable[[Any], Any],
-    num_workers: int,
-    settings: SchedulerSettings,
-    plan: PlanSettings,
-    stage: str,
-    *,
-    gives_list: bool,
+    calls: Calls, num_workers: int, settings: SchedulerSettings, plan: PlanSettings, stage: str
 ) -> Executor:
     """Return an executor of worker processes. It isn't started.
 
-    `function` is called with each item. It is sent to the processes. `settings`: how far ahead they may work. `plan`
-    has the seed of what the function draws. `stage`: its name, for errors. `gives_list`: the function is a generator.
+    `calls` is sent to the processes, and gives the result of each item. `settings`: how far ahead they may work. `plan`
+    has the seed of what the function draws. `stage`: its name, for errors.
     """
     mode = TorchMode(
         num_workers, None, is_stream=False, auto_collation=False, batch_size=1, drop_last=False, snapshot_every=0
@@ -75,7 +138,7 @@ def process_executor(
     options = WorkerOptions(
         dataset_class=None,
         dataset_kwargs=None,
-        dataset=(ListCalls if gives_list else Calls)(function),
+        dataset=calls,
         collate_fn=as_it_is,
         batch_encoder=None,
         rng=Rng.SAMPLE,
@@ -147,53 +210,39 @@ class Map(Node):
     name: str
 
     @property
-    def counts(self) -> bool:
+    def counts(self) -> bool:  # type: ignore[override]  # for the others, it is always the same
         """A generator's results are counted."""
         return kind_of(self.function).is_generator
 
     @property
-    def is_exact(self) -> bool:
+    def is_exact(self) -> bool:  # type: ignore[override]
         """Whether results come in the order of the items."""
         return self.order is OutputOrder.INPUT
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
         """Start the workers."""
-        in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
+        in_order, is_generator, is_process = self.is_exact, self.counts, self.where is Where.PROCESS
         limits = Limits(self.max_in_flight, self.max_in_flight, MAX_TASKS, in_order=in_order)
-        restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
         # In a relay's order, a worker may wait for room.
-        leaves_out = self.skips_failures and not (is_generator and in_order and self.where is not Where.PROCESS)
+        leaves_out = self.skips_failures and not (is_generator and in_order and not is_process)
+        restarts = MAX_RESTARTS if is_process else 0
         settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=leaves_out)
         plan = PlanSettings.of_seed(opening.key)
-        policy = run.policy(self.name, self.max_errors, skips=self.skips_failures)
-        if self.where is Where.PROCESS:
-            executor = process_executor(
-                self.function, self.concurrency, settings, plan, self.name, gives_list=is_generator
-            )
-            results = run.stage(items, executor, settings, plan, policy, self.concurrency).results()
-            return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
-        job = self._job(opening.key)
+        policy = run.tally.policy(self.name, self.max_errors, skips=self.skips_failures)
+        if is_process:
+            function = (ListCalls if is_generator else Calls)(self.function)
+            executor = process_executor(function, self.concurrency, settings, plan, self.name)
+            stage = Stage(passes, executor, settings, policy, self.concurrency, Gives.RESULT)
+            run.start(stage, plan)
+            results = stage.passes(opening)
+            return Unbatch().flows(results, opening) if is_generator else results
+        in_turn, as_ready = JOBS[kind_of(self.function)]
+        job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s, self.name)
         loop = run.loop() if self.where is Where.LOOP else None
         calls = CallExecutor(job, loop, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
-        stops = [calls.stop_workers, job.close] if isinstance(job, Pour) else [calls.stop_workers]
-        goes_on = is_generator and not in_order
-        stage = run.stage(items, calls, settings, plan, policy, self.concurrency, stops, goes_on=goes_on)
-        if not is_generator:
-            return stage.results()
-        return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results(opening.start)
-
-    def _job(self, key: int) -> Any:
-        in_order = self.order is OutputOrder.INPUT
-        match kind_of(self.function):
-            case Kind.FUNCTION:
-                return called(self.function, key)
-            case Kind.COROUTINE:
-                return on_loop(self.function)
-            case Kind.GENERATOR:
-                pours = Pour(self.function, key, self.timeout_s, self.name)
-                return pours if in_order else stepped(self.function, key)
-            case Kind.ASYNC_GENERATOR:
-                return AwaitPour(self.function, self.timeout_s, self.name) if in_order else awaited_step(self.function)
+        stage = Stage(passes, calls, settings, policy, self.concurrency, job.gives)
+        run.start(stage, plan, job)
+        return stage.passes(opening)
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, unless some are left out."""

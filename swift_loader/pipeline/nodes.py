@@ -1,30 +1,25 @@
-"""What a pipeline is made of: frozen descriptions that check themselves, and open as parts of a run."""
+"""What a pipeline is made of, after its sources: frozen descriptions that check themselves, and open as parts of a run.
+
+Those here need no workers: they run on the thread of whoever pulls. `maps` has the one with workers.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
-from swift_loader.pipeline import flows
+from swift_loader.pipeline.failures import StageStats, explained
 from swift_loader.pipeline.functions import Kind, kind_of, name_of
-from swift_loader.pipeline.items import Item, Place
-from swift_loader.pipeline.run import Run
+from swift_loader.pipeline.run import Run, counted
+from swift_loader.pipeline.stage import Filler, Item, Opening, Passes, Place, Relay
 from swift_loader.sampling.permutation import derive_key
 
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Where a node begins."""
-
-    start: Place
-    """The place of what comes in."""
-    num_skipped: int = 0
-    """How many results a counting node leaves out."""
-    key: int = 0
-    """Of what it draws."""
+_SHUFFLE = 0x5F
+"""What draws are for."""
 
 
 class Node:
@@ -32,24 +27,31 @@ class Node:
 
     is_parameter = False
     """Whether places mean something else with other parameters of this node."""
+    counts = False
+    """Whether places have an entry for its results; see `stage`."""
+    is_exact = True
+    """Whether results come in the order of the items."""
+    keeps_number = False
+    """Whether there are as many results as items."""
 
-    @property
-    def counts(self) -> bool:
-        """Whether places have an entry for its results; see `items`."""
-        return False
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether results come in the order of the items."""
-        return True
-
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
         """Return its results in a run. Its threads begin to work."""
+        return self.flows(passes, opening, run.tally.note(self.describe()))
+
+    def flows(self, passes: Passes, opening: Opening, stats: StageStats | None = None) -> Passes:
+        """Return its results, epoch by epoch. They are counted, unless `stats` is None."""
+        for items in passes:
+            flow = self.flow(items, opening)
+            yield flow if stats is None else counted(flow, stats)
+            opening = opening.following()
+
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
+        """Return its results for the items of an epoch."""
         raise NotImplementedError
 
-    def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
-        """Return how many results so many items have; None if that isn't known."""
-        return None
+    def num_results(self, num_items: int) -> int | None:
+        """Return how many results so many items have, at most; None if that isn't known."""
+        return num_items if self.keeps_number else None
 
     def describe(self) -> str:
         """Return its line in the graph: what it does, and with which parameters."""
@@ -72,12 +74,18 @@ class Filter(Node):
                 f"that returns None for what is to be left out, and drop_none()"
             )
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
-        """Filter on the thread that pulls."""
-        return run.counted(flows.filtered(items, self.predicate, self.describe()), self.describe())
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
+        """An error of the function names the stage and the item."""
+        for number, item in enumerate(items):
+            try:
+                is_kept = self.predicate(item.value)
+            except Exception as error:
+                raise explained(error, self.describe(), number)  # noqa: B904 - it has its causes
+            if is_kept:
+                yield item
 
     def describe(self) -> str:
-        """Return the predicate's name."""
+        """Return the function's name."""
         return f"filter {name_of(self.predicate)}"
 
 
@@ -85,13 +93,15 @@ class Filter(Node):
 class DropNone(Node):
     """Leaves out items that are None: what a function returned that has no result for its item."""
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
-        """Filter on the thread that pulls."""
-        return flows.filtered(items, lambda value: value is not None, self.describe())
+    keeps_number = True
 
-    def num_results(self, num_items: int) -> int | None:
-        """As many as items, at most."""
-        return num_items
+    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:  # noqa: ARG002
+        """It isn't counted: it belongs to the stage before it."""
+        return self.flows(passes, opening)
+
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
+        """Look at each value."""
+        return (item for item in items if item.value is not None)
 
     def describe(self) -> str:
         """Return the same for all: it has no parameters."""
@@ -100,7 +110,7 @@ class DropNone(Node):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Node):
-    """Collects items in lists."""
+    """Collects items in lists. With `drop_last`, leaves out a list that isn't full."""
 
     batch_size: int
     drop_last: bool
@@ -109,9 +119,17 @@ class Batch(Node):
         check_integer("batch_size", self.batch_size, 1)
         check_flag("drop_last", self.drop_last)
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
-        """Collect on the thread that pulls."""
-        return run.counted(flows.batched(items, self.batch_size, drop_last=self.drop_last), self.describe())
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
+        """A list has the place of its last item."""
+        values: list[Any] = []
+        after: Place = ()
+        for value, after in items:
+            values.append(value)
+            if len(values) == self.batch_size:
+                yield Item(values, after)
+                values = []
+        if values and not self.drop_last:
+            yield Item(values, after)
 
     def num_results(self, num_items: int) -> int | None:
         """Full batches, and maybe one more."""
@@ -124,13 +142,21 @@ class Batch(Node):
 
 @dataclass(frozen=True, slots=True)
 class Unbatch(Node):
-    """Gives the elements of each item."""
+    """Gives the elements of each item. The items' values are iterables, whose errors name the item."""
 
     counts = True
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
-        """Unpack on the thread that pulls."""
-        return run.counted(flows.unbatched(items, opening.start, opening.num_skipped), self.describe())
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
+        """The first `opening.num_skipped` elements of the first item are left out."""
+        before, num_skipped = opening.start, opening.num_skipped
+        for position, item in enumerate(items):
+            try:
+                for number, value in enumerate(item.value, 1):
+                    if number > num_skipped:
+                        yield Item(value, (*before, number))
+            except Exception as error:
+                raise explained(error, "unbatch", position)  # noqa: B904 - it has its causes
+            before, num_skipped = item.after, 0
 
     def describe(self) -> str:
         """Return the same for all: it has no parameters."""
@@ -139,27 +165,39 @@ class Unbatch(Node):
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Node):
-    """Gives items in a random order, by way of a buffer."""
+    """Gives each time a random one of the next `buffer_size` items."""
 
     buffer_size: int
     counts = True
     is_parameter = True
+    keeps_number = True
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.buffer_size, 1)
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
-        """Shuffle on the thread that pulls."""
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
+        """It always starts where the epoch began, because what waits depends on all items before."""
+        base = derive_key(derive_key(opening.key, opening.epoch), _SHUFFLE)
+        for number, value in enumerate(self._drawn(items, base), 1):
+            if number > opening.num_skipped:
+                yield Item(value, (*opening.start, number))
 
-        def key(epoch: int) -> int:
-            return derive_key(opening.key, epoch)
-
-        mixed = flows.shuffled(items, self.buffer_size, key, run.epoch, opening.start, opening.num_skipped)
-        return run.counted(mixed, self.describe())
-
-    def num_results(self, num_items: int) -> int | None:
-        """As many as items."""
-        return num_items
+    def _drawn(self, items: Iterable[Item], base: int) -> Iterator[Any]:
+        waiting: list[Any] = []
+        num_results = 0
+        for item in items:
+            if len(waiting) < self.buffer_size:
+                waiting.append(item.value)
+                continue
+            chosen = derive_key(base, num_results) % self.buffer_size
+            value, waiting[chosen] = waiting[chosen], item.value
+            num_results += 1
+            yield value
+        while waiting:
+            chosen = derive_key(base, num_results) % len(waiting)
+            waiting[chosen], waiting[-1] = waiting[-1], waiting[chosen]
+            num_results += 1
+            yield waiting.pop()
 
     def describe(self) -> str:
         """Return the size of the buffer."""
@@ -168,21 +206,25 @@ class Shuffle(Node):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Node):
-    """Works ahead of downstream."""
+    """Works ahead of downstream, in a thread."""
 
     num_items: int
     timeout_s: float | None
+    keeps_number = True
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.num_items, 1)
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
-        """Pull ahead in a thread."""
-        return run.prefetched(items, self.num_items, self.timeout_s)
+    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
+        """Begin to pull. At most `num_items` wait for downstream."""
+        stats = run.tally.note("prefetch")
+        relay: Relay[Item] = Relay(self.num_items, timeout_s=self.timeout_s, late="no item came", state=run.tally)
+        run.fill(relay, [Filler(passes, relay, stats)])
+        return self.flows(relay.passes(), opening, stats)
 
-    def num_results(self, num_items: int) -> int | None:
-        """As many as items."""
-        return num_items
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
+        """Pass them on."""
+        return iter(items)
 
     def describe(self) -> str:
         """Return how many items wait."""
@@ -191,10 +233,11 @@ class Prefetch(Node):
 
 @dataclass(frozen=True, slots=True)
 class Cache(Node):
-    """Gives the first items again and again."""
+    """Gives the first items again and again. Upstream isn't pulled any more once `num_items` came."""
 
     num_items: int
     stop_after: int | None
+    """How many results there are; None: without end."""
     counts = True
     is_parameter = True
 
@@ -202,10 +245,16 @@ class Cache(Node):
         check_integer("num_items", self.num_items, 1)
         check_optional_integer("stop_after", self.stop_after, 0)
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+    def flows(self, passes: Passes, opening: Opening, stats: StageStats | None = None) -> Passes:
+        """Of all epochs, it makes one."""
+        return Node.flows(self, iter((itertools.chain.from_iterable(passes),)), opening, stats)
+
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
         """Keep items in memory."""
-        kept = flows.cached(items, self.num_items, self.stop_after, opening.start, opening.num_skipped)
-        return run.counted(kept, self.describe())
+        kept = list(itertools.islice((item.value for item in items), self.num_items))
+        values = itertools.islice(itertools.cycle(kept), opening.num_skipped, self.stop_after)
+        for number, value in enumerate(values, opening.num_skipped + 1):
+            yield Item(value, (*opening.start, number))
 
     def num_results(self, num_items: int) -> int | None:
         """As many as asked for."""
@@ -218,20 +267,31 @@ class Cache(Node):
 
 @dataclass(frozen=True, slots=True)
 class Shard(Node):
-    """Keeps the items of one rank."""
+    """Keeps the items of one rank: every `world_size`-th one. The items are the same ones on all ranks."""
 
     rank: int
     world_size: int
     is_equal: bool
+    """The items after the last full round are left out, so that all ranks get the same number."""
 
     def __post_init__(self) -> None:
         check_integer("world_size", self.world_size, 1)
         check_integer("rank", self.rank, 0, self.world_size - 1)
 
-    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
-        """Leave items out on the thread that pulls."""
-        kept = flows.of_rank(items, self.rank, self.world_size, is_equal=self.is_equal)
-        return run.counted(kept, self.describe())
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
+        """Wait for the last item of a round, so that all ranks go on."""
+        held: Any = None
+        number = 0
+        after: Place = ()
+        for value, after in items:
+            if number == self.rank:
+                held = value
+            number += 1
+            if number == self.world_size:
+                yield Item(held, after)
+                held, number = None, 0
+        if number > self.rank and not self.is_equal:
+            yield Item(held, after)
 
     def num_results(self, num_items: int) -> int | None:
         """Its share."""

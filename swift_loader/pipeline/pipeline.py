@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,10 +17,8 @@ from swift_loader.checks import (
     check_optional_integer,
     check_seconds,
 )
-from swift_loader.pipeline.chain import Chain
-from swift_loader.pipeline.epochs import Epochs
+from swift_loader.pipeline.epochs import Epochs, PipelineIterator
 from swift_loader.pipeline.functions import Kind, Submitted, as_function, kind_of, name_of
-from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import (
     Batch,
@@ -32,17 +31,8 @@ from swift_loader.pipeline.nodes import (
     Shuffle,
     Unbatch,
 )
-from swift_loader.pipeline.origins import Plain
-from swift_loader.pipeline.sources import check_source
+from swift_loader.pipeline.sources import Chain, Gathered, Join, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
-
-
-@dataclass(frozen=True, slots=True)
-class EpochSampler:
-    """Sets the epoch. Lightning looks for `set_epoch` on a loader's `sampler` only. It has no indices."""
-
-    set_epoch: Callable[[int], None]
-    """Takes the epoch of the next iteration."""
 
 
 class Pipeline:
@@ -252,7 +242,7 @@ class Pipeline:
             output_order: "input" takes one item of each in turn. "completion" takes what is there first.
         """
         in_turn = check_choice("output_order", output_order, OutputOrder) is OutputOrder.INPUT
-        return self._joined([self, *others], InTurn() if in_turn else AsReady())
+        return self._joined([self, *others], Join.IN_TURN if in_turn else Join.AS_READY)
 
     @classmethod
     def mix(
@@ -271,23 +261,28 @@ class Pipeline:
         pipelines = list(pipelines)
         if not pipelines:
             raise ValueError("there are no pipelines to mix")
-        return cls._joined(pipelines, Drawn.of(weights, len(pipelines)), check_optional_integer("seed", seed, 0))
+        chosen = [1.0] * len(pipelines) if weights is None else [float(weight) for weight in weights]
+        if len(chosen) != len(pipelines) or not all(0 < weight < math.inf for weight in chosen):
+            raise ValueError(f"weights={weights!r} must have a positive number for each of {len(pipelines)} pipelines")
+        return cls._joined(pipelines, Join.DRAWN, chosen, check_optional_integer("seed", seed, 0))
 
     @classmethod
-    def _joined(cls, pipelines: Sequence[Pipeline], join: Join, seed: int | None = None) -> Pipeline:
+    def _joined(
+        cls, pipelines: Sequence[Pipeline], join: Join, weights: Sequence[float] = (), seed: int | None = None
+    ) -> Pipeline:
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"a {type(pipeline).__name__} can't be merged or mixed; make a Pipeline of it")
         chains = tuple(pipeline._chain for pipeline in pipelines)  # noqa: SLF001 - of this class
         seeds = tuple(pipeline._seed for pipeline in pipelines)  # noqa: SLF001
-        chain = Chain(Gathered(chains, seeds, join), max_errors=chains[0].max_errors)
+        chain = Chain(Gathered(chains, seeds, join, tuple(weights)), max_errors=chains[0].max_errors)
         return Pipeline._made(chain, seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, or over the rest of a loaded one. Its first `next` begins it."""
-        return self._epochs.iterator()
+        return PipelineIterator(self._epochs)
 
     def __len__(self) -> int:
         """Return the number of results of an epoch.
@@ -309,9 +304,9 @@ class Pipeline:
         self._epochs.seek(check_integer("epoch", epoch, 0))
 
     @property
-    def sampler(self) -> EpochSampler:
-        """What frameworks call `set_epoch` of."""
-        return EpochSampler(self.set_epoch)
+    def sampler(self) -> Pipeline:
+        """Itself: Lightning looks for `set_epoch` on a loader's `sampler` only. It has no indices."""
+        return self
 
     @property
     def batch_sampler(self) -> None:
@@ -378,7 +373,7 @@ class Pipeline:
     def __repr__(self) -> str:
         """Return the graph; while it runs, with what each stage is doing."""
         run = self._epochs.run
-        lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
+        lines = [f"  {line}" for line in self._chain.describe()] if run is None else str(run.tally).split("\n")
         return "\n".join([type(self).__name__, *lines])
 
 

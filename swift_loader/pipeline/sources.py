@@ -1,36 +1,35 @@
-"""Where items come from: any iterable or async iterable, from any item on."""
+"""Where items come from, from any one on: any source, or other pipelines. And the chain of a pipeline's stages."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import itertools
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swift_loader.executors.calls import call_soon
-from swift_loader.pipeline.items import Item, Marker
-from swift_loader.pipeline.relay import Relay
+from swift_loader.errors import StateMismatch
+from swift_loader.pipeline.failures import explained
+from swift_loader.pipeline.functions import name_of
+from swift_loader.pipeline.nodes import Node
+from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
+from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
+from swift_loader.sampling.permutation import derive_key
 from swift_loader.worker.stream import is_stateful
-
-if TYPE_CHECKING:
-    from swift_loader.pipeline.run import Run
 
 _NOTHING = object()
 
-UseLoop = Callable[[], asyncio.AbstractEventLoop]
-"""Returns an event loop that runs in another thread."""
+_BRANCH, _MIX = 0xB, 0x31
+"""What a key or a draw is for."""
 
 STATE_EVERY = 16
 """The source's state is taken before each so many items. The items after it are drawn again on a resume."""
 
 MAX_DRAWN = 16
 """How many items of an async source are drawn ahead."""
-
-MAX_STATES = 1024
-"""How many states are kept. Only a stage that restarts with the epoch, as `shuffle`, needs items from that far back."""
 
 
 def is_indexed(source: Any) -> bool:
@@ -45,165 +44,114 @@ def state_of(source: Any) -> Any:
     return copy.deepcopy(source.state_dict())
 
 
-def length_of(source: Any) -> int | None:
-    """Return the number of items, if the source knows it."""
-    try:
-        return len(source)
-    except (TypeError, NotImplementedError):
-        return None
+class SourceReader:
+    """Reads a source in a run, on the thread that pulls. An async source is drawn by the event loop's thread."""
 
-
-Where = tuple[int, int]
-"""(epoch, number of items before it)."""
-
-SourceBegin = tuple[int, Any]
-"""(number of items before it, what the source's `state_dict` gave there)."""
-
-
-class SourceStates:
-    """The states of a source at the items that are on their way. The source's thread adds, the loop's removes."""
-
-    def __init__(self) -> None:
-        self._states: deque[tuple[Where, Any]] = deque()
-        """In the order of the items."""
-
-    def note(self, where: Where, state: Any) -> None:
-        """Record the state at an item."""
-        self._states.append((where, state))
-        if len(self._states) > MAX_STATES:
-            self._states = deque([*self._states][::2])  # with fewer of them, more items are drawn again
-
-    def latest(self, where: Where) -> SourceBegin | None:
-        """Return the last state that isn't after an item, with its number. Forgets those before it."""
-        states = self._states  # the other thread may replace it
-        while len(states) > 1 and states[1][0] <= where:
-            states.popleft()
-        if not states or states[0][0] > where or states[0][0][0] != where[0]:
-            return None
-        (_, number), state = states[0]
-        return number, state
-
-    def __bool__(self) -> bool:
-        return bool(self._states)
-
-
-def source_items(
-    source: Any,
-    num_before: int,
-    begin: SourceBegin | None,
-    run: Run,
-    states: SourceStates,
-    *,
-    is_endless: bool,
-) -> Iterator[Item]:
-    """Return the items of a source from an epoch on.
-
-    `source`: see `check_source`. `num_before`: how many items of the first epoch are left out. `begin`: the source's
-    state somewhere before; None: it begins at the beginning. `run` has the first epoch, the event loop for async
-    sources, and whether the source is told each epoch after the first one. `states` get the source's states.
-    `is_endless`: one epoch comes after the other.
-    """
-    epoch = run.epoch
-    while True:
-        yield from _epoch_items(source, num_before, begin, epoch, states, run.loop)
-        epoch += 1
-        if run.tells_epochs and is_endless and hasattr(source, "set_epoch"):
-            source.set_epoch(epoch)
-        if is_stateful(source):
-            states.note((epoch, 0), state_of(source))
-        if not is_endless:
-            return
-        yield Item(Marker.EPOCH_END, ())
-        num_before, begin = 0, None
-
-
-def _epoch_items(
-    source: Any, num_before: int, begin: SourceBegin | None, epoch: int, states: SourceStates, use_loop: UseLoop
-) -> Iterator[Item]:
-    if is_indexed(source):
-        for number in range(num_before, len(source)):
-            yield Item(source[number], (number + 1,))
-        return
-    num_drawn = 0
-    if begin is not None:
-        num_drawn, state = begin
-        source.load_state_dict(state)
-    says_place = is_stateful(source) and getattr(source, "is_exact", True)
-    taker = _StateTaker(source, epoch, num_drawn, num_before, states) if says_place else None
-    values = _pulled(source, taker, use_loop)
-    if begin is not None and not num_drawn:  # the source gave that state between two epochs
-        first = next(values, _NOTHING)
-        # Some begin the next epoch with it; others say that nothing is left, and begin it with the next pass.
-        values = _pulled(source, taker, use_loop) if first is _NOTHING else itertools.chain([first], values)
-    try:
-        for number, value in enumerate(values, num_drawn + 1):
-            if number > num_before:
-                yield Item(value, (number,))
-    finally:
-        if isinstance(source, GeneratorType):  # else it ends when its references do
-            source.close()
-
-
-class _StateTaker:
-    """Takes the state of a source after some of its items, on the thread that draws them."""
-
-    def __init__(self, source: Any, epoch: int, number: int, num_before: int, states: SourceStates) -> None:
+    def __init__(self, source: Any, name: str, states: SourceStates, run: Run, *, is_endless: bool) -> None:
+        """Read this source, of this name. `states` get the source's states. `is_endless`: epoch after epoch."""
         self._source = source
-        self._epoch = epoch
-        self._number = number
-        """How many items were drawn."""
-        self._num_before = num_before
-        """How many of them are left out."""
+        self._name = name
         self._states = states
+        self._is_endless = is_endless
+        self._tells_epochs = is_endless and run.tells_epochs and hasattr(source, "set_epoch")
+        self._epoch = run.epoch
+        self._stats = run.tally.note(name)
+        self._loop = run.loop() if hasattr(source, "__aiter__") else None
+        self._number = 0
+        """Of the item that comes next, for errors."""
+        self._num_drawn = 0
+        """How many items of the epoch were drawn."""
+        self._num_left_out = 0
+        """How many of them are left out."""
+
+    def passes(self, num_before: int) -> Passes:
+        """Return the items. `num_before`: how many of the first epoch are left out."""
+        begin, has_more = self._states.begin, True
+        try:
+            while has_more:
+                yield self._counted(num_before, begin)
+                self._epoch += 1
+                if self._tells_epochs:
+                    self._source.set_epoch(self._epoch)
+                if is_stateful(self._source):
+                    self._states.note((self._epoch, 0), state_of(self._source))
+                num_before, begin, has_more = 0, None, self._is_endless
+        except Exception as error:
+            raise explained(error, self._name, self._number)  # noqa: B904 - it has its causes
+
+    def _counted(self, num_before: int, begin: SourceBegin | None) -> Iterator[Item]:
+        stats, self._number = self._stats, num_before
+        try:
+            for item in self._items(num_before, begin):
+                self._number += 1
+                stats.num_out += 1
+                yield item
+        except Exception as error:
+            raise explained(error, self._name, self._number)  # noqa: B904 - it has its causes
+
+    def _items(self, num_before: int, begin: SourceBegin | None) -> Iterator[Item]:
+        source = self._source
+        if is_indexed(source):
+            for number in range(num_before, len(source)):
+                yield Item(source[number], (number + 1,))
+            return
+        num_drawn = 0
+        if begin is not None:
+            num_drawn, state = begin
+            source.load_state_dict(state)
+        self._num_drawn, self._num_left_out = num_drawn, num_before
+        values = self._values()
+        if begin is not None and not num_drawn:  # the source gave that state between two epochs
+            first = next(values, _NOTHING)
+            # Some begin the next epoch with it; others say that nothing is left, and begin it with the next pass.
+            values = self._values() if first is _NOTHING else itertools.chain([first], values)
+        try:
+            for number, value in enumerate(values, num_drawn + 1):
+                if number > num_before:
+                    yield Item(value, (number,))
+        finally:
+            if isinstance(source, GeneratorType):  # else it ends when its references do
+                source.close()
+
+    def _values(self) -> Iterator[Any]:
+        """Return what one pass over the source gives."""
+        says_place = is_stateful(self._source) and getattr(self._source, "is_exact", True)
+        if self._loop is not None:
+            return self._drawn(self._loop, self if says_place else None)
+        return self._noted() if says_place else iter(self._source)
+
+    def _noted(self) -> Iterator[Any]:
+        for value in self._source:
+            self.note_drawn()
+            yield value
+
+    def _drawn(self, loop: asyncio.AbstractEventLoop, noting: SourceReader | None) -> Iterator[Any]:
+        relay = _Draws(loop, noting)
+        drawing = asyncio.run_coroutine_threadsafe(relay.pour_async(aiter(self._source)), loop)
+        try:
+            yield from relay
+        finally:
+            drawing.cancel()
 
     def note_drawn(self) -> None:
-        """Count an item, and take the state behind it if it is time to."""
-        self._number += 1
-        num_new = self._number - self._num_before
+        """Count an item, and take the state behind it if it is time to. On the thread that draws."""
+        self._num_drawn += 1
+        num_new = self._num_drawn - self._num_left_out
         if num_new > 0 and not (num_new - 1) % STATE_EVERY:
-            self._states.note((self._epoch, self._number), state_of(self._source))
+            self._states.note((self._epoch, self._num_drawn), state_of(self._source))
 
 
-def _pulled(source: Any, taker: _StateTaker | None, use_loop: UseLoop) -> Iterator[Any]:
-    """Return the items of one pass over a source."""
-    if hasattr(source, "__aiter__"):
-        return _drawn(source, taker, use_loop())
-    return iter(source) if taker is None else _noted(source, taker)
+class _Draws(LoopRelay[Any]):
+    """What the event loop draws of an async source. The source is ahead of what is taken out of here."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, reader: SourceReader | None) -> None:
+        super().__init__(MAX_DRAWN, loop)
+        self._reader = reader
 
-def _noted(source: Any, taker: _StateTaker) -> Iterator[Any]:
-    for value in source:
-        taker.note_drawn()
-        yield value
-
-
-def _drawn(source: Any, taker: _StateTaker | None, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
-    """Return the items of an async iterable, drawn by the event loop's thread."""
-    room = asyncio.Semaphore(MAX_DRAWN)
-    relay: Relay[Any] = Relay(MAX_DRAWN, on_take=lambda: call_soon(loop, room.release))
-    drawing = asyncio.run_coroutine_threadsafe(_draw(aiter(source), taker, relay, room), loop)
-    try:
-        yield from relay
-    finally:
-        drawing.cancel()
-
-
-async def _draw(
-    values: AsyncIterator[Any], taker: _StateTaker | None, relay: Relay[Any], room: asyncio.Semaphore
-) -> None:
-    error: BaseException | None = None
-    try:
-        async for value in values:
-            if taker is not None:
-                taker.note_drawn()  # now: the source will be ahead of what is taken out of the relay
-            await room.acquire()
-            relay.put(value)
-    except BaseException as raised:  # even a CancelledError: the source may have raised it by itself
-        error = raised
-    finally:
-        if hasattr(values, "aclose"):
-            await values.aclose()
-    relay.end(error)
+    def note(self, thing: Any) -> None:  # noqa: ARG002
+        """Count an item."""
+        if self._reader is not None:
+            self._reader.note_drawn()
 
 
 def check_source(source: Any) -> None:
@@ -213,3 +161,300 @@ def check_source(source: Any) -> None:
             f"the source is a {type(source).__name__}; it must be an iterable, an async iterable, or have "
             f"__getitem__ and __len__"
         )
+
+
+# What a pipeline begins with: a source, or other pipelines. And all that it is made of.
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """One source."""
+
+    source: Any
+    is_endless: bool
+
+    beginning = 0
+    parameters = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it gives the same items in the same order each time. A pipeline as a source knows."""
+        return bool(getattr(self.source, "is_exact", True))
+
+    @property
+    def num_items(self) -> int | None:
+        """The source's length, if it has one."""
+        try:
+            return len(self.source)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @property
+    def plains(self) -> list[Plain]:
+        """Itself."""
+        return [self]
+
+    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int) -> Passes:  # noqa: ARG002
+        """Return the source's items. Pulls nothing yet."""
+        (name,) = self.describe()
+        return SourceReader(self.source, name, next(states), run, is_endless=self.is_endless).passes(entry)
+
+    def check(self, entry: Any) -> None:
+        """Check that it is a count."""
+        if not isinstance(entry, int) or entry < 0:
+            raise StateMismatch(f"the state says that {entry!r} items of the source came; that must be a count")
+
+    def check_state(self, state: Any) -> None:
+        """Check that the source has a way to take its state, if there is one."""
+        if state is not None and not is_stateful(self.source):
+            kind = type(self.source).__name__
+            raise StateMismatch(f"the state has one of the source, but a {kind} has no load_state_dict() to take it")
+
+    def source_numbers(self, entry: Any) -> list[int | None]:
+        """The entry is the number."""
+        return [entry]
+
+    def describe(self) -> list[str]:
+        """Return one line: the source's class, or the function's name."""
+        name = name_of(self.source) if callable(self.source) else type(self.source).__name__
+        return [f"source {name}{', continuous' if self.is_endless else ''}"]
+
+
+class Join(Enum):
+    """Says whose item is next."""
+
+    IN_TURN = "merge, in turn"
+    """One item of each pipeline in turn, on the thread that pulls."""
+    AS_READY = "merge, as items come"
+    """Each pipeline has a thread of its own."""
+    DRAWN = "mix"
+    """A random pipeline's item each time, other ones in each epoch. On the thread that pulls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """An origin that is made of pipelines.
+
+    The first entry of a place is (number of items before it, whose turn is next, place of each pipeline or () if it
+    has ended).
+    """
+
+    chains: tuple[Chain, ...]
+    seeds: tuple[int | None, ...]
+    """The seed that the user gave to each."""
+    join: Join
+    weights: tuple[float, ...] = ()
+    """With `DRAWN`, how often each is chosen, relative to the others."""
+
+    def __post_init__(self) -> None:
+        if any(chain.origin.is_endless for chain in self.chains):
+            raise ValueError("a continuous pipeline can't be merged or mixed, because its epochs have no end")
+
+    is_endless = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the order is the same each time, in all pipelines and among them."""
+        return self.join is not Join.AS_READY and all(chain.is_exact for chain in self.chains)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Those of the join and of all pipelines."""
+        own = self._title if self.join is Join.DRAWN else "merge"
+        return (own, *(text for chain in self.chains for text in chain.parameters))
+
+    @property
+    def beginning(self) -> Place:
+        """Nothing came, and all begin."""
+        return (0, 0, *(chain.beginning for chain in self.chains))
+
+    @property
+    def num_items(self) -> int | None:
+        """The sum; None if one of them isn't known."""
+        numbers = [chain.num_results for chain in self.chains]
+        return None if None in numbers else sum(number or 0 for number in numbers)
+
+    @property
+    def plains(self) -> list[Plain]:
+        """The sources of all pipelines, in their order."""
+        return [plain for chain in self.chains for plain in chain.origin.plains]
+
+    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int) -> Passes:
+        """Open the pipelines that haven't ended."""
+        opened: list[Iterator[Item] | None] = []
+        for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
+            if place:
+                branch = chain.open(place, states, run, derive_key(key, _BRANCH, number, self.seeds[number] or 0))
+                opened.append(_told(branch, f"{self._title}, pipeline {number}"))
+            else:
+                for _ in chain.origin.plains:
+                    next(states)
+                for line in chain.describe():
+                    if line.lstrip().startswith("map "):
+                        run.tally.policy(line, None, skips=True)  # takes what the state has of the ended stage
+                opened.append(None)
+        for policy in run.tally.policies:
+            policy.places = None  # they say nothing about places of all
+        num_before, turn, *places = entry
+        match self.join:
+            case Join.IN_TURN:
+                return iter((in_turn(opened, places, turn, num_before),))
+            case Join.DRAWN:
+                return iter((mixed(opened, self.weights, derive_key(key, run.epoch), places, num_before),))
+        flows = [flow for flow in opened if flow is not None]
+        relay: Relay[Item] = Relay(2 * len(flows), num_givers=len(flows))
+        run.fill(relay, [Filler(iter((flow,)), relay, run.tally.note("merge")) for flow in flows])
+        return iter(((Item(item.value, ((number, *entry[1:]),)) for number, item in enumerate(relay, num_before + 1)),))
+
+    def check(self, entry: Any) -> None:
+        """Check the number of pipelines, and each one's place."""
+        if not isinstance(entry, tuple) or len(entry) != 2 + len(self.chains):
+            raise StateMismatch(f"the state's place {entry!r} isn't one of {len(self.chains)} pipelines")
+        for chain, place in zip(self.chains, entry[2:], strict=True):
+            if place != ():
+                chain.check(place)
+
+    def source_numbers(self, entry: Any) -> list[int | None]:
+        """Return those of all pipelines, in their order."""
+        numbers: list[int | None] = []
+        for chain, place in zip(self.chains, entry[2:], strict=True):
+            numbers += chain.origin.source_numbers(place[0]) if place else [None] * len(chain.origin.plains)
+        return numbers
+
+    @property
+    def _title(self) -> str:
+        weights = ", ".join(f"{weight:g}" for weight in self.weights)
+        return f"mix, weights {weights}" if self.join is Join.DRAWN else self.join.value
+
+    def describe(self) -> list[str]:
+        """Return a line for the join, then those of each pipeline."""
+        return [self._title, *(f"  {line}" for chain in self.chains for line in chain.describe())]
+
+
+def _told(passes: Passes, stage: str) -> Iterator[Item]:
+    """Pass on the items of a pipeline. Its errors name the join and the item."""
+    number = 0
+    try:
+        for item in itertools.chain.from_iterable(passes):
+            number += 1
+            yield item
+    except Exception as error:
+        raise explained(error, stage, number)  # noqa: B904 - it has its causes
+
+
+def in_turn(flows: list[Iterator[Item] | None], places: list[Place], turn: int, num_before: int) -> Iterator[Item]:
+    """Give one item of each flow in turn, until all have ended.
+
+    `flows`: what is merged; None: has ended. `places`: of each flow; empty if it has ended. `turn`: which flow is next.
+    `num_before`: how many items were given before.
+    """
+    places, number = list(places), num_before
+    while any(flow is not None for flow in flows):
+        current, turn = turn, (turn + 1) % len(flows)
+        flow = flows[current]
+        item = next(flow, None) if flow is not None else None
+        if item is None:
+            flows[current], places[current] = None, ()
+            continue
+        places[current] = item.after
+        number += 1
+        yield Item(item.value, ((number, turn, *places),))
+
+
+def mixed(
+    flows: list[Iterator[Item] | None], weights: Sequence[float], key: int, places: list[Place], num_before: int
+) -> Iterator[Item]:
+    """Give items of several flows in a random order, until all have ended.
+
+    `flows`, `places` and `num_before`: as in `in_turn`. `weights`: how often each is chosen, relative to the others
+    that haven't ended. `key`: of the draws.
+    """
+    places, number = list(places), num_before
+    left = [index for index, flow in enumerate(flows) if flow is not None]
+    while left:
+        chosen = _choose(left, weights, derive_key(key, _MIX, number) / 2**64)
+        flow = flows[chosen]
+        assert flow is not None, "it is left"
+        item = next(flow, None)
+        if item is None:
+            left.remove(chosen)
+            places[chosen] = ()
+            continue
+        places[chosen] = item.after
+        number += 1
+        yield Item(item.value, ((number, 0, *places),))
+
+
+def _choose(left: list[int], weights: Sequence[float], draw: float) -> int:
+    point = draw * sum(weights[index] for index in left)
+    for index in left:
+        point -= weights[index]
+        if point < 0:
+            return index
+    return left[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A linear graph. Merged pipelines are chains inside an origin."""
+
+    origin: Plain | Gathered
+    nodes: tuple[Node, ...] = ()
+    max_errors: float | None = None
+    """How many items all stages may leave out together in an epoch; below 1: which share of them."""
+
+    @property
+    def beginning(self) -> Place:
+        """The place where an epoch begins."""
+        return (self.origin.beginning, *(0 for node in self.nodes if node.counts))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a place says which results are left: results come in order everywhere."""
+        return self.origin.is_exact and all(node.is_exact for node in self.nodes)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What the meaning of a place depends on: the lines of stages that mix items."""
+        return (*self.origin.parameters, *(node.describe() for node in self.nodes if node.is_parameter))
+
+    def open(self, place: Place, states: Iterator[SourceStates], run: Run, key: int) -> Passes:
+        """Return the results from a place on. Threads begin to work.
+
+        `place`: from `Item.after`, or `beginning`. `states`: of each plain source in turn. `run` owns what is opened.
+        `key`: of what the nodes draw.
+        """
+        passes, length = self.origin.open(place[0], states, run, key), 1
+        for number, node in enumerate(self.nodes):
+            skipped = place[length] if node.counts else 0
+            passes = node.open(passes, Opening(place[:length], skipped, derive_key(key, number), run.epoch), run)
+            length += node.counts
+        return passes
+
+    def check(self, place: Any) -> None:
+        """Check that a place has the form of this chain's. Raises `StateMismatch` if it hasn't."""
+        num_counted = sum(node.counts for node in self.nodes)
+        if not isinstance(place, tuple) or len(place) != 1 + num_counted:
+            raise StateMismatch(
+                f"the place {place!r} of the state isn't one of this pipeline, which has {num_counted} stages that "
+                f"count results; load it into a pipeline with the same stages"
+            )
+        if not all(isinstance(part, int) and part >= 0 for part in place[1:]):
+            raise StateMismatch(f"the place {place!r} of the state has entries that are no counts")
+        self.origin.check(place[0])
+
+    def source_numbers(self, place: Place) -> list[int | None]:
+        """Return how many items of each plain source come before a place; None: the source has ended."""
+        return self.origin.source_numbers(place[0])
+
+    @property
+    def num_results(self) -> int | None:
+        """How many results an epoch has; None if that isn't known."""
+        number = self.origin.num_items
+        for node in self.nodes:
+            number = None if number is None else node.num_results(number)
+        return number
+
+    def describe(self) -> list[str]:
+        """Return the lines of the graph, the origin's first."""
+        return [*self.origin.describe(), *(node.describe() for node in self.nodes)]

@@ -1,56 +1,295 @@
-"""A stage that works on several items at once: a scheduler and an executor over what comes from upstream.
+"""What flows between stages, how threads hand it over, and a stage that works on several items at once.
 
-    upstream ──Filler──► Feed ──► Dispatcher (scheduler, executor) ──► results ──► downstream's thread
+    upstream ──Filler──► Feed ──► Dispatcher (scheduler, executor) ──► Stage.passes ──► downstream's thread
+    upstream ──Filler──► Relay ────────────────────────────────────────────────────► downstream's thread
 
-The same scheduler as the loader's decides about order, limits and failures.
+The first is a stage with workers, where the same scheduler as the loader's decides about order, limits and failures.
+The second is `prefetch`, and `merge` as items come. Stages that need no workers run on the thread of whoever pulls.
+
+What flows are passes: an iterator over the items of each epoch. Whoever takes them asks for the next epoch once there
+are no more items of this one. Only a continuous source has more than one.
+
+An item is a value, and the place where a run continues after it. A place is a tuple. Its first entry says where the
+source is, the others how many results of each counting stage came since then. A counting stage gives several results
+for one item (a generator, `unbatch`), or mixes items (`shuffle`):
+
+    source            (n,)           continues with item n
+    a generator       (n, k)         runs item n again, and leaves out the first k results
+    shuffle           (n, k)         fills its buffer from item n on, and leaves out the first k results
+    merge, mix        ((n, place of each pipeline), ...)
+
+Other stages pass places on: a batch has the place of its last item. So continuing costs no more than what a counting
+stage leaves out.
 """
 
 from __future__ import annotations
 
+import asyncio
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor
+from swift_loader.executors.calls import CallExecutor, call_soon
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.pipeline.failures import FailurePolicy, explained
-from swift_loader.pipeline.feed import Feed, ItemWork
-from swift_loader.pipeline.flows import beginning
-from swift_loader.pipeline.items import Item, Marker, Place
-from swift_loader.pipeline.jobs import Rest
-from swift_loader.pipeline.relay import Relay
-from swift_loader.pipeline.stats import Calls, StageStats, Wait
-from swift_loader.pipeline.wording import in_stage_words
+from swift_loader.pipeline.failures import Calls, FailurePolicy, StageStats, Wait, explained, in_stage_words
+from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import SchedulerSettings
+from swift_loader.scheduler.work import IndexWork, WorkSource
 from swift_loader.threads import LoaderThread
 
-# A thread that pulls items from upstream and hands them over.
+Place = tuple[Any, ...]
+"""See above."""
 
 
-class Filler:
-    """Pulls until upstream ends, fails, or nobody wants the items any more.
+class Item(NamedTuple):
+    """A value between two stages."""
 
-    It closes upstream when it ends, so generators of the user's are closed by the thread that ran them.
+    value: Any
+    after: Place
+    """Where a run continues once this item was delivered. No two items of an epoch have the same."""
+
+
+Passes = Iterator[Iterator[Item]]
+"""See above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Where a stage begins."""
+
+    start: Place
+    """The place of what comes in."""
+    num_skipped: int = 0
+    """How many results a counting stage leaves out."""
+    key: int = 0
+    """Of what it draws."""
+    epoch: int = 0
+
+    def following(self) -> Opening:
+        """Return where the next epoch begins."""
+        return replace(self, start=_beginning(self.start), num_skipped=0, epoch=self.epoch + 1)
+
+
+def _beginning(place: Place) -> Place:
+    """Return the place of the same form at the beginning of an epoch."""
+    return tuple(0 if isinstance(part, int) else _beginning(part) for part in place)
+
+
+class Marker(Enum):
+    """What threads hand over in place of an item."""
+
+    EPOCH_END = "the end of an epoch"
+    """Comes after all items of the epoch, and before those of the next one."""
+
+
+# Hands things over from one thread to another.
+
+Thing = TypeVar("Thing")
+
+
+class _End(NamedTuple):
+    """Nothing more comes."""
+
+    error: BaseException | None
+    """Why, if that isn't the regular end."""
+
+
+_ENDS = (_End, Marker)
+
+
+class Relay(Generic[Thing]):
+    """Things that were given and not taken yet, at most `max_things`. One thread takes; any thread may stop it.
+
+        giver ──put──► things ──iterate──► taker        put waits while it is full, the taker while it is empty
+              ◄─────── room ◄───────────
+
+    It holds no lock in Python code. `end` and `stop` end every wait.
     """
 
     def __init__(
         self,
-        upstream: Iterator[Item],
-        put: Callable[[Item], bool],
-        end: Callable[[BaseException | None], None],
-        stats: StageStats,
+        max_things: int,
+        *,
+        num_givers: int = 1,
+        timeout_s: float | None = None,
+        late: str = "",
+        state: object = None,
     ) -> None:
-        """Only this thread uses `upstream`. `put` blocks while there is no room; False: nobody wants the item.
+        """Begin empty. `num_givers`: how many threads give, each of which calls `end`.
 
-        `end` gets the error that ended upstream, or None.
+        `timeout_s`: how long the taker waits for one; None: no limit. Then it raises an error that says `late`, the
+        timeout and what `state` is by then; None: nothing.
         """
+        self.max_things = max_things
+        self._things: queue.SimpleQueue[Thing | Marker | _End] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """An entry for each thing that may be added."""
+        for _ in range(max_things):
+            self._room.put(None)
+        self._num_givers = num_givers
+        """Those whose end the taker hasn't met."""
+        self._timeout_s = timeout_s
+        self._late = late
+        self._state = state
+        self._stopped = threading.Event()
+        self._has_ended = False
+        """Whether the taker has met the end."""
+        self.is_over = False
+        """Whether nothing more will be added."""
+        self.busy_s: float | None = None
+        """How long the giver was at the things, if it says so."""
+        self.error: BaseException | None = None
+        """Why nothing more is added, if that isn't the regular end."""
+
+    def put(self, thing: Thing | Marker) -> bool:
+        """Add a thing. Blocks while there is no room. Return False if nobody wants it any more."""
+        self._room.get()
+        if self._stopped.is_set():
+            self._room.put(None)  # for the next call
+            return False
+        self._things.put(thing)
+        return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that this giver has no more. The taker gets the error after all things before it."""
+        self.error = self.error or error
+        self.is_over = True
+        self._things.put(_End(error))
+
+    def pour(self, things: Iterable[Thing]) -> None:
+        """Put all of these, then end."""
+        error: BaseException | None = None
+        began_s = time.perf_counter()
+        try:
+            for thing in things:
+                full_s = time.perf_counter()
+                if not self.put(thing):
+                    break
+                began_s += time.perf_counter() - full_s
+        except BaseException as raised:
+            error = raised
+        self.busy_s = time.perf_counter() - began_s
+        self.end(error)
+
+    def poll(self) -> Thing | None:
+        """Return the next thing, or None if there is none now."""
+        try:
+            thing = self._things.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(thing, _End):
+            self._things.put(thing)
+            return None
+        assert not isinstance(thing, Marker), "a feed makes work of it"
+        self._room.put(None)
+        return thing
+
+    def __iter__(self) -> Iterator[Thing]:
+        """Take all things of an epoch. Blocks while there is none.
+
+        Raises the giver's error, or `WorkerStalled`.
+        """
+        things, room = self._things, self._room
+        while True:
+            try:
+                thing = things.get(timeout=self._timeout_s)
+            except queue.Empty:
+                state = "" if self._state is None else f":\n{self._state}"
+                raise WorkerStalled(f"{self._late} within timeout={self._timeout_s:g} s{state}") from None
+            if isinstance(thing, _ENDS):
+                if isinstance(thing, Marker):
+                    room.put(None)
+                    return
+                self._num_givers -= 1
+                if self._num_givers > 0 and thing.error is None and not self._stopped.is_set():
+                    continue
+                things.put(thing)
+                self._has_ended = True
+                if thing.error is not None:
+                    raise thing.error
+                return
+            room.put(None)
+            yield thing
+            del thing
+
+    def passes(self) -> Iterator[Iterator[Thing]]:
+        """Return the things of each epoch."""
+        while not self._has_ended:
+            yield iter(self)
+
+    def stop(self) -> None:
+        """Let nobody wait any more. Idempotent."""
+        self._stopped.set()
+        self._room.put(None)
+        self._things.put(_End(None))
+
+
+class LoopRelay(Relay[Thing]):
+    """A relay into which a coroutine pours, without blocking its event loop."""
+
+    def __init__(
+        self, max_things: int, loop: asyncio.AbstractEventLoop, *, timeout_s: float | None = None, late: str = ""
+    ) -> None:
+        super().__init__(0, timeout_s=timeout_s, late=late)
+        self._free = asyncio.Semaphore(max_things)
+        self._room = _LoopRoom(loop, self._free)  # type: ignore[assignment]  # only `put` is called
+
+    async def pour_async(self, things: AsyncIterator[Thing]) -> None:
+        """Put all of these, then end. Closes the iterator."""
+        error: BaseException | None = None
+        began_s = time.perf_counter()
+        try:
+            try:
+                async for thing in things:
+                    self.note(thing)
+                    full_s = time.perf_counter()
+                    await self._free.acquire()
+                    began_s += time.perf_counter() - full_s
+                    self._things.put(thing)
+            finally:
+                if hasattr(things, "aclose"):
+                    await things.aclose()
+        except BaseException as raised:  # even a CancelledError: the user's code may have raised it by itself
+            error = raised
+        self.busy_s = time.perf_counter() - began_s
+        self.end(error)
+
+    def note(self, thing: Thing) -> None:
+        """Do nothing. A subclass notes that a thing came, before others come."""
+
+
+class _LoopRoom:
+    """Makes room in a relay whose giver is a coroutine."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, free: asyncio.Semaphore) -> None:
+        self._loop = loop
+        self._free = free
+
+    def put(self, _: None) -> None:
+        """Make room for another thing. Any thread."""
+        call_soon(self._loop, self._free.release)
+
+
+class Filler:
+    """A thread that pulls until upstream ends, fails, or nobody wants the items any more.
+
+    It closes upstream when it ends, so generators of the user's are closed by the thread that ran them.
+    """
+
+    def __init__(self, upstream: Passes, sink: Relay[Item] | Stage, stats: StageStats) -> None:
+        """Only this thread uses `upstream`. The sink gets its items, and its end or error."""
         self._upstream = upstream
-        self._put = put
-        self._end = end
+        self._sink = sink
         self._stats = stats
         stats.num_in = 0
         self.thread = LoaderThread(self._run, f"fill-{stats.name}")
@@ -62,23 +301,184 @@ class Filler:
             self._fill()
         except BaseException as raised:  # even SystemExit of the user's source: the loop must hear of it
             error = raised
-        self._end(error)
+        self._sink.end(error)
 
     def _fill(self) -> None:
-        upstream, put, stats = self._upstream, self._put, self._stats
+        put, stats = self._sink.put, self._stats
         clock, num_in = time.perf_counter, 0
+        items: Iterator[Item] = iter(())
         try:
             stats.note_wait(clock(), Wait.INPUT)
-            for item in upstream:
-                stats.note_wait(clock(), Wait.OUTPUT)
-                stats.num_in = num_in = num_in + 1
-                if not put(item):
+            for number, items in enumerate(self._upstream):
+                if number and not put(Marker.EPOCH_END):
                     return
-                stats.note_wait(clock(), Wait.INPUT)
-                del item
+                for item in items:
+                    stats.note_wait(clock(), Wait.OUTPUT)
+                    stats.num_in = num_in = num_in + 1
+                    if not put(item):
+                        return
+                    stats.note_wait(clock(), Wait.INPUT)
+                    del item
         finally:
             stats.note_wait(clock(), Wait.NOTHING)
-            getattr(upstream, "close", lambda: None)()
+            for one in (items, self._upstream):
+                getattr(one, "close", lambda: None)()
+
+
+# The work of a stage.
+
+_MAX_STEP = 2**31 - 1
+"""`KeyedSamples` makes 64 bits of it."""
+
+
+class ItemWork(IndexWork):
+    """The work on an item, or the end of an epoch."""
+
+    number: int
+    """Which item of its stage it is, from 0. A run that continues begins at 0, too."""
+    after: Place
+    """Where a run continues after it."""
+
+    @classmethod
+    def of(cls, epoch: int, step: int, value: Any, number: int, after: Place) -> ItemWork:
+        """Return the work on an item."""
+        work = cls(epoch, step, value)
+        work.number, work.after = number, after
+        return work
+
+
+class Feed(Relay[Any], WorkSource):
+    """Items that wait to be worked on. The scheduler takes them, under the dispatcher's lock.
+
+    The stage waits in `wait` while there is nothing to do.
+    """
+
+    def __init__(self, max_items: int, epoch: int, *, puts_back: bool) -> None:
+        """Begin empty. `max_items`: how many may wait here. `epoch`: of the first items.
+
+        `puts_back`: the stage puts work back, and calls `note_done` at the end of each item.
+        """
+        super().__init__(max_items)
+        self._returned: deque[ItemWork] = deque()
+        """To be continued, before anything new."""
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._puts_back = puts_back
+        self._held: ItemWork | None = None
+        """The end of an epoch, until all of its items are done. As `_num_begun`, only `next` writes it."""
+        self._num_begun = 0
+        self._num_done = 0
+        """By the stage's thread. It alone writes this."""
+        self._num_items = 0
+        self._num_put = 0
+        """By the filling thread. It alone writes this."""
+        self._num_put_back = 0
+        """By the stage's thread. It alone writes this."""
+        self._epoch = epoch
+        self._is_awaited = False
+
+    @property
+    def num_put(self) -> int:
+        """How many pieces of work were added."""
+        return self._num_put + self._num_put_back
+
+    # The filling thread's side
+
+    def put(self, item: Item | Marker) -> bool:
+        """Add an item. Blocks while there is no room. Return False if nobody wants it any more."""
+        if isinstance(item, Marker):
+            # An epoch of its own: out of order, it waits for all items before it, and those after it wait for it.
+            work = ItemWork.of(2 * self._epoch + 1, 0, item, self._num_items, ())
+            self._epoch += 1
+        else:
+            work = ItemWork.of(2 * self._epoch, _step_of(item.after), item.value, self._num_items, item.after)
+            self._num_items += 1
+        self._num_put += 1
+        return super().put(work)
+
+    def ring(self) -> None:
+        """Wake the stage if it waits. Call it after `put`, once the scheduler was told."""
+        if self._is_awaited:
+            self._bell.put(None)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that no more items come."""
+        super().end(error)
+        self._bell.put(None)
+
+    # The stage's side
+
+    def put_back(self, work: ItemWork, value: Any) -> None:
+        """Add work that goes on from a result, with this value. It goes first."""
+        self._num_put_back += 1
+        self._returned.append(ItemWork.of(work.epoch, work.step, value, work.number, work.after))
+
+    def note_done(self) -> None:
+        """Record that nothing more comes of an item. The scheduler is to ask again then."""
+        self._num_done += 1
+
+    def next(self) -> ItemWork | None:
+        """Return the next work; None if there is none now."""
+        if self._returned:
+            return self._returned.popleft()
+        work: ItemWork | None = self._held or self.poll()
+        self._held = None
+        if work is None or not self._puts_back:
+            return work
+        if work.indices is not Marker.EPOCH_END:
+            self._num_begun += 1
+        elif self._num_done < self._num_begun:
+            self._held, work = work, None
+        return work
+
+    def wait(self, num_taken: int) -> bool:
+        """Block until there is more work than this number of results. Return False if none comes any more."""
+        self._is_awaited = True
+        while self.num_put <= num_taken and not self.is_over:
+            self._bell.get()
+        self._is_awaited = False
+        return self.num_put > num_taken
+
+    def stop(self) -> None:
+        """Let nobody wait any more. Any thread. Idempotent."""
+        self.is_over = True
+        super().stop()
+        self._bell.put(None)
+
+
+def _step_of(after: Place) -> int:
+    """Return a number of 31 bits for the item with this place, by which its draws are keyed."""
+    if len(after) == 1 and isinstance(after[0], int) and after[0] <= _MAX_STEP:
+        return after[0] - 1
+    return derive_key(*_flat(after)) & _MAX_STEP
+
+
+def _flat(place: Any) -> list[int]:
+    return [place] if isinstance(place, int) else [len(place), *(number for part in place for number in _flat(part))]
+
+
+class Gives(Enum):
+    """What a worker answers with."""
+
+    RESULT = "a result"
+    """One for each item, in the stage's order."""
+    RELAY = "a relay"
+    """Of all results of an item, filled while the stage takes from it; in order."""
+    REST = "a rest"
+    """A result of a generator, and the generator, to be continued as further work; out of order."""
+
+
+@dataclass(slots=True)
+class Rest:
+    """A generator that has given some of its results. As a value, it is to be continued."""
+
+    results: Any
+    """The iterator."""
+    fetching: Any = None
+    """Keys `sample_rng()` in it. None on an event loop."""
+    value: Any = None
+    """The result that it gave last."""
+    is_over: bool = False
+    """Whether it has no more results. Then `value` is none of them."""
 
 
 class Stage:
@@ -86,31 +486,33 @@ class Stage:
 
     def __init__(
         self,
-        upstream: Iterator[Item],
+        upstream: Passes,
         executor: Executor,
         settings: SchedulerSettings,
         policy: FailurePolicy,
-        stats: StageStats,
-        epoch: int,
         concurrency: int,
-        *,
-        goes_on: bool = False,
+        gives: Gives,
     ) -> None:
-        """Start nothing. A thread of the stage uses `upstream`. `epoch`: of the first items.
+        """Start nothing. A thread of the stage uses `upstream`.
 
         `settings`: how far ahead of downstream it may work, and in which order results come. `policy`: what becomes of
-        items that fail. `goes_on`: an item is worked on again after each of its results; `any_results` gives them.
+        items that fail.
         """
-        limits = settings.limits
-        self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
-        max_fed = self._feed.relay.max_things
-        self._calls = stats.calls = Calls(
-            concurrency, limits.max_in_flight, limits.max_in_flight - concurrency + max_fed
-        )
+        max_in_flight = settings.limits.max_in_flight
+        max_fed = max(1, max_in_flight // 2)
+        self._feed = Feed(max_fed, policy.tally.epoch, puts_back=gives is Gives.REST)
+        self._stats = policy.tally.note(policy.stage)
+        self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max_in_flight - concurrency + max_fed)
+        self._executor = executor
         self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
         self._policy = policy
-        self._stats = stats
-        self._filler = Filler(upstream, self._put, self._feed.end, stats)
+        self._results = {Gives.RESULT: self._one_each, Gives.RELAY: self._all_of_each, Gives.REST: self._as_they_come}[
+            gives
+        ]
+        self._num_taken = 0
+        """How much work came back."""
+        self._is_over = False
+        self._filler = Filler(upstream, self, self._stats)
 
     def start(self, plan: PlanSettings) -> None:
         """Start the executor, and begin to pull from upstream. `plan`: what workers know about the items.
@@ -120,38 +522,39 @@ class Stage:
         try:
             self._dispatcher.start()
         except Exception as error:
-            raise explained(in_stage_words(error), f"In stage {self._policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
+            raise explained(in_stage_words(error), self._policy.stage, None)  # noqa: B904 - it has its causes
         self._dispatcher.begin(self._feed, plan)
         self._filler.thread.start()
+        self._stats.began_s = time.perf_counter()  # starting processes takes a while
 
-    def _put(self, item: Item) -> bool:
+    def put(self, item: Item | Marker) -> bool:
+        """Add an item, on the filling thread. Blocks while there is no room. Return False if nobody wants it."""
         if not self._feed.put(item):
             return False
         self._dispatcher.act()
         self._feed.ring()
         return True
 
-    # Results, in the three forms in which jobs give them. One thread of downstream's iterates over one of these.
+    def end(self, error: BaseException | None) -> None:
+        """Say that no more items come, on the filling thread."""
+        self._feed.end(error)
 
-    def results(self) -> Iterator[Item]:
-        """Return one result for each item. Blocks while there is none."""
+    # Results, in the three forms in which workers give them. One thread of downstream's iterates.
+
+    def passes(self, opening: Opening) -> Passes:
+        """Return the results of each epoch. Blocks while there is none. `opening`: where upstream began."""
+        while not self._is_over:
+            yield self._results(opening)
+            opening = opening.following()
+
+    def _one_each(self, _: Opening) -> Iterator[Item]:
         for delivery, work in self._deliveries():
-            if work.indices is Marker.EPOCH_END:
-                yield Item(Marker.EPOCH_END, ())
-            elif self._is_wanted(delivery, work):
+            if self._is_wanted(delivery, work):
                 yield self._count(delivery.batch, work.after)
 
-    def all_results(self, start: Place, num_skipped: int) -> Iterator[Item]:
-        """Return all results of each item's generator, in order.
-
-        `start`: where upstream began. `num_skipped`: how many results of the first item are left out.
-        """
-        before = start
+    def _all_of_each(self, opening: Opening) -> Iterator[Item]:
+        before, num_skipped = opening.start, opening.num_skipped
         for delivery, work in self._deliveries():
-            if work.indices is Marker.EPOCH_END:
-                before = beginning(start)
-                yield Item(Marker.EPOCH_END, ())
-                continue
             if self._is_wanted(delivery, work):
                 for num_results, value in enumerate(self._poured(delivery.batch, work), 1):
                     if num_results > num_skipped:
@@ -167,17 +570,9 @@ class Stage:
             self._policy.note(work.number, error, work.after)
         self._calls.note(relay.busy_s)
 
-    def any_results(self, start: Place) -> Iterator[Item]:
-        """Return all results of all items' generators, as they come.
-
-        `start`: where upstream began; no place says more.
-        """
+    def _as_they_come(self, opening: Opening) -> Iterator[Item]:
         num_results = 0
         for delivery, work in self._deliveries():
-            if work.indices is Marker.EPOCH_END:
-                start, num_results = beginning(start), 0
-                yield Item(Marker.EPOCH_END, ())
-                continue
             rest: Rest | None = delivery.batch
             if rest is None or rest.is_over:
                 self._is_wanted(delivery, work)
@@ -188,7 +583,7 @@ class Stage:
                 self._feed.put_back(work, rest)
                 self._dispatcher.act()
                 num_results += 1
-                yield self._count(value, (*start, num_results))
+                yield self._count(value, (*opening.start, num_results))  # no place says more
 
     def _is_wanted(self, delivery: Delivery, work: ItemWork) -> bool:
         self._policy.seen[self._policy.epoch] += 1
@@ -202,38 +597,39 @@ class Stage:
         return Item(value, after)
 
     def _deliveries(self) -> Iterator[tuple[Delivery, ItemWork]]:
-        """Return what the workers answer. Blocks while there is nothing.
+        """Return what the workers answer for the items of an epoch. Blocks while there is nothing.
 
         Raises the executor's error if it failed, or upstream's, after all results.
         """
-        feed, calls, num_taken = self._feed, self._calls, 0
+        feed, calls = self._feed, self._calls
         while True:
             delivery = self._dispatcher.next_batch()
             if delivery.work is not None:
                 assert isinstance(delivery.work, ItemWork), "a feed hands out items"
-                num_taken += 1
+                self._num_taken += 1
                 delivery.keep()
-                calls.note_queues(feed.num_put - num_taken, self._dispatcher.num_ready)
+                calls.note_queues(feed.num_put - self._num_taken, self._dispatcher.num_ready)
                 if delivery.work.indices is Marker.EPOCH_END:
-                    self._policy.end()
                     self._policy.places = None  # a state in such a run has no counts
+                    break
                 if not isinstance(delivery.batch, Relay):
                     calls.note(delivery.build_s)
                 yield delivery, delivery.work
                 del delivery
             elif delivery.error is not None:
                 raise delivery.error
-            elif feed.is_over(num_taken):
-                if feed.relay.error is not None:
-                    raise feed.relay.error
-                self._policy.end()
-                return
-            else:
-                feed.wait(num_taken)
+            elif not feed.wait(self._num_taken):
+                if feed.error is not None:
+                    raise feed.error
+                self._is_over = True
+                break
+        self._policy.end()
 
     def stop(self) -> None:
-        """Let upstream's thread end. Any thread. Idempotent. Returns at once."""
-        self._feed.close()
+        """Let upstream's thread and the workers end. Any thread. Idempotent. Returns at once."""
+        self._feed.stop()
+        if isinstance(self._executor, CallExecutor):
+            self._executor.stop_workers()
 
     def close(self, limit_s: float) -> None:
         """End all threads and processes. Waits for upstream's thread at most `limit_s`. Idempotent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_all_are_closed_even_if_one_fails(is_ending: bool, monkeypatch: pytest.M
     if is_ending:
         monkeypatch.setattr(threading.Thread, "start", refuse)
     closed: list[int] = []
-    closes: list[Any] = [lambda: closed.index(9), lambda: closed.append(1), lambda: closed.append(2)]
+    closes: list[Any] = [lambda _: closed.index(9), lambda _: closed.append(1), lambda _: closed.append(2)]
     with pytest.raises(ValueError, match="9 is not in list"):
-        close_together(closes, lambda: 5.0)
+        close_together(closes, time.monotonic() + 5.0)
     assert sorted(closed) == [1, 2]

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.pipeline import flows
-from swift_loader.pipeline.items import Item, Marker, Place
-
-END = Item(Marker.EPOCH_END, ())
-
-Flow = Callable[[Iterator[Item], Place, int], Iterator[Item]]
+from swift_loader.pipeline.nodes import Batch, Cache, Node, Shard, Shuffle, Unbatch
+from swift_loader.pipeline.sources import in_turn, mixed
+from swift_loader.pipeline.stage import Item, Opening, Place
 
 
 def items(num: int, start: int = 0) -> Iterator[Item]:
@@ -28,7 +25,12 @@ def marked(which: int, source: Iterator[Item]) -> Iterator[Item]:
 
 
 def values(flow: Iterator[Item]) -> list[Any]:
-    return [item.value for item in flow if item.value is not Marker.EPOCH_END]
+    return [item.value for item in flow]
+
+
+def flow(node: Node, source: Iterator[Item], start: Place = (0,), num_skipped: int = 0) -> Iterator[Item]:
+    """Return a node's results for the only epoch of a source."""
+    return next(node.flows(iter((source,)), Opening(start, num_skipped, 5, 3)))
 
 
 def chunks(source: Iterator[Item]) -> Iterator[Item]:
@@ -36,16 +38,12 @@ def chunks(source: Iterator[Item]) -> Iterator[Item]:
     return (Item([item.value] * (item.value % 4), item.after) for item in source)
 
 
-COUNTING: dict[str, Flow] = {
-    "unbatch": lambda source, start, skipped: flows.unbatched(chunks(source), start, skipped),
-    "shuffle": lambda source, start, skipped: flows.shuffled(source, 5, lambda epoch: epoch, 3, start, skipped),
-    "cache": lambda source, start, skipped: flows.cached(source, 7, 30, start, skipped),
-}
+COUNTING: dict[str, Node] = {"unbatch": Unbatch(), "shuffle": Shuffle(5), "cache": Cache(7, 30)}
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.booleans())
 def test_batches_hold_all_items_in_order(num: int, batch_size: int, drop_last: bool) -> None:
-    batches = list(flows.batched(items(num), batch_size, drop_last=drop_last))
+    batches = list(flow(Batch(batch_size, drop_last), items(num)))
     kept = num - num % batch_size if drop_last else num
     assert [number for batch in batches for number in batch.value] == list(range(kept))
     assert all(len(batch.value) == batch_size for batch in batches[:-1])
@@ -55,36 +53,35 @@ def test_batches_hold_all_items_in_order(num: int, batch_size: int, drop_last: b
 @given(st.integers(0, 60), st.data())
 @pytest.mark.parametrize("name", COUNTING)
 def test_a_counting_flow_continues_at_each_place(name: str, num: int, data: st.DataObject) -> None:
-    whole = list(COUNTING[name](items(num), (0,), 0))
+    node = COUNTING[name]
+    given_items = chunks if name == "unbatch" else iter
+    whole = list(flow(node, given_items(items(num))))
     assert len({item.after for item in whole}) == len(whole)
     if whole:
         cut = data.draw(st.integers(0, len(whole) - 1))
         start, skipped = whole[cut].after
-        rest = COUNTING[name](items(num, start), (start,), skipped)
+        rest = flow(node, given_items(items(num, start)), (start,), skipped)
         assert list(rest) == whole[cut + 1 :]
 
 
 @given(st.integers(0, 60), st.integers(1, 80))
 def test_a_shuffle_gives_each_item_once_and_none_too_early(num: int, buffer_size: int) -> None:
-    got = values(flows.shuffled(items(num), buffer_size, lambda epoch: epoch, 0, (0,), 0))
+    got = values(flow(Shuffle(buffer_size), items(num)))
     assert sorted(got) == list(range(num))
     assert all(value <= position + buffer_size for position, value in enumerate(got))
 
 
 def test_a_shuffle_differs_from_epoch_to_epoch() -> None:
-    source = [*items(50), END, *items(50), END]
-    flow = list(flows.shuffled(iter(source), 20, lambda epoch: epoch, 0, (0,), 0))
-    cut = flow.index(END)
-    first, second = values(iter(flow[:cut])), values(iter(flow[cut:]))
+    first, second = map(values, Shuffle(20).flows(iter((items(50), items(50))), Opening((0,), key=5)))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
-    again = values(flows.shuffled(items(50), 20, lambda epoch: epoch, 1, (0,), 0))
+    (again,) = map(values, Shuffle(20).flows(iter((items(50),)), Opening((0,), key=5, epoch=1)))
     assert again == second
 
 
 @given(st.integers(0, 60), st.integers(1, 7), st.booleans())
 def test_ranks_share_the_items(num: int, world_size: int, is_equal: bool) -> None:
-    parts = [values(flows.of_rank(items(num), rank, world_size, is_equal=is_equal)) for rank in range(world_size)]
+    parts = [values(flow(Shard(rank, world_size, is_equal), items(num))) for rank in range(world_size)]
     kept = num - num % world_size if is_equal else num
     assert parts == [list(range(rank, kept, world_size)) for rank in range(world_size)]
 
@@ -100,8 +97,8 @@ def test_joined_flows_give_everything_once_and_continue_at_each_place(
         ]
         weights = [1.0 + number for number in range(len(sizes))]
         if is_mixed:
-            return flows.mixed(parts, weights, 5, places, num_before)
-        return flows.in_turn(parts, places, turn, num_before)
+            return mixed(parts, weights, 5, places, num_before)
+        return in_turn(parts, places, turn, num_before)
 
     whole = list(joined([(0,)] * len(sizes), 0, 0))
     assert Counter(values(iter(whole))) == Counter((which, n) for which, size in enumerate(sizes) for n in range(size))
@@ -114,12 +111,12 @@ def test_joined_flows_give_everything_once_and_continue_at_each_place(
 
 def test_a_mix_follows_the_weights() -> None:
     parts: list[Iterator[Item] | None] = [marked(which, items(4000)) for which in range(2)]
-    chosen = [item.value[0] for item in itertools.islice(flows.mixed(parts, [3.0, 1.0], 1, [(0,)] * 2, 0), 4000)]
+    chosen = [item.value[0] for item in itertools.islice(mixed(parts, [3.0, 1.0], 1, [(0,)] * 2, 0), 4000)]
     assert 0.72 < chosen.count(0) / 4000 < 0.78
 
 
 def test_a_cache_pulls_no_more_than_it_keeps() -> None:
     source = items(100)
-    assert values(flows.cached(source, 3, 8, (0,), 0)) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert values(flow(Cache(3, 8), source)) == [0, 1, 2, 0, 1, 2, 0, 1]
     assert next(source).value == 3
-    assert values(flows.cached(iter(()), 3, None, (0,), 0)) == []
+    assert values(flow(Cache(3, None), iter(()))) == []
