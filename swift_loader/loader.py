@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.checks import check_callable, check_flag, check_optional_integer, check_rank
-from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState, RankChoice
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
-from swift_loader.passes import EpochSampler, Passes
+from swift_loader.passes import EpochIterator, EpochSampler, Passes
 from swift_loader.report.report import Report
 from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run

@@ -1,34 +1,37 @@
 """The passes of a loader: which one is current, where it begins, and what the loop got in it.
 
 An iterator makes one pass. With its first `next` it becomes the current one, and ends the one before it. It refers to
-this object, not to the loader, so the loader's public class needs no methods for it.
+`Passes`, not to the loader, so the loader's public class needs no methods for it.
+
+If a signal handler raises in `next`, the exception comes out of it, and the pass continues with the next batch. If the
+handler interrupted something that can't be repeated, the pass ends with a `SwiftLoaderError` instead.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import Any, NoReturn
 
 from swift_loader.checks import check_integer
-from swift_loader.errors import warn
+from swift_loader.delivery.iterator import LoopIterator, Turn
+from swift_loader.errors import SwiftLoaderError, TooManyErrors, warn
+from swift_loader.interrupts import is_interrupt
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.options import Options
 from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, SkippedRange
 from swift_loader.sampling.run import Run
+from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
-from swift_loader.threads import NextLock
 from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner, first_number
 
-if TYPE_CHECKING:
-    from swift_loader.iterator import EpochIterator
+_Delivered = tuple[int, "int | None", tuple[SampleFailure, ...]]
+"""A batch that the loop got: how many steps of the epoch are done with it, its step, and its failed samples."""
 
-Delivered = tuple["int | None", tuple[SampleFailure, ...]]
-"""A batch that the loop got: its step, or None if there is none yet, and its failed samples."""
-
-NOTHING: Delivered = (None, ())
+_NOTHING: _Delivered = (0, None, ())
 
 
 class Passes:
@@ -42,11 +45,12 @@ class Passes:
         self._lifecycle = lifecycle
         self._run = run
         self._in_order = options.delivery.in_order
-        self.next_lock = NextLock()
+        self.turn = Turn()
         self.sample_errors = SampleErrors(options.report.max_errors)
         self._current: weakref.ref[EpochIterator] | None = None
-        self._last = NOTHING
-        self._autotuner: Autotuner | None = None
+        self._last = self._before = _NOTHING
+        """The last batch that the loop got, and the one before it."""
+        self.autotuner: Autotuner | None = None
         """Made by the first pass, if the loader chooses the number of its workers."""
 
     @property
@@ -67,10 +71,10 @@ class Passes:
         self.supersede()
         self._current = weakref.ref(iterator)
         opened = session.open_epoch(self._run)
-        if self._autotuner is None and self._lifecycle.options.delivery.is_auto:
-            self._autotuner = self._make_autotuner(session)
+        if self.autotuner is None and self._lifecycle.options.delivery.is_auto:
+            self.autotuner = self._make_autotuner(session)
         self.sample_errors.begin(opened.epoch, session.plan.num_samples(opened.epoch))
-        self._last = NOTHING
+        self._last = _NOTHING
         return opened
 
     def _make_autotuner(self, session: Session) -> Autotuner:
@@ -83,7 +87,7 @@ class Passes:
 
     def tune(self) -> None:
         """Change the number of workers if that is due. Between two batches."""
-        autotuner, session = self._autotuner, self._lifecycle.session  # another thread may end the tuning at any time
+        autotuner, session = self.autotuner, self._lifecycle.session  # another thread may end the tuning at any time
         if autotuner is not None and session is not None and autotuner.is_due():
             number = autotuner.decide(session.recent_observations(MAX_BATCHES))
             if number is not None:
@@ -91,17 +95,23 @@ class Passes:
 
     def stop_tuning(self) -> None:
         """Leave the number of workers to the user. Any thread."""
-        self._autotuner = None
+        self.autotuner = None
 
     @property
     def tuning(self) -> list[str]:
         """What was done about the number of workers, and why. Empty if the user has chosen it."""
-        autotuner = self._autotuner
+        autotuner = self.autotuner
         return [] if autotuner is None else autotuner.describe()
 
-    def note_delivery(self, delivered: Delivered, num_steps: int) -> None:
-        """Record that the loop got this batch, and that `num_steps` steps of the epoch are done."""
-        self._last = delivered
+    def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:
+        """Record that the loop got the batch of this step, and that `num_steps` steps of the epoch are done."""
+        self._before, self._last = self._last, (num_steps, step, failures)
+        self._run.progress.advance(num_steps)
+
+    def take_back(self, num_steps: int) -> None:
+        """Record that only `num_steps` steps are done: the batch after them, if it was noted, isn't handed out."""
+        if self._last[0] > num_steps:
+            self._last = self._before
         self._run.progress.advance(num_steps)
 
     def note_failure(self, error: BaseException) -> None:
@@ -169,7 +179,7 @@ class Passes:
         """Let the next pass resume at a saved position, see `SwiftLoader.load_state_dict`."""
         self._lifecycle.check_open()
         self._run.load_state_dict(state)
-        self._last = NOTHING
+        self._last = _NOTHING
         self.supersede()
         if self._lifecycle.session is not None:
             self._lifecycle.session.seek(self._run)
@@ -190,8 +200,151 @@ class Passes:
 
     def last_batch(self) -> BatchPlan | None:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
-        step, failures = self._last
+        _, step, failures = self._last
         return None if step is None else delivered_batch(self._run.progress.batch(step), failures)
+
+
+class IteratorState(Enum):
+    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""
+
+    FRESH = "fresh"
+    ACTIVE = "active"
+    DONE = "done"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
+class EpochIterator(LoopIterator):
+    """Iterates over one epoch, which the first `next` chooses. An iterator that is never used costs nothing.
+
+    Errors are permanent: after one, each `next` raises it again. The same holds for the end of the epoch.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        super().__init__(passes.turn)
+        self._passes = passes
+        self._state = IteratorState.FRESH
+        self._open: OpenEpoch | None = None
+        self._num_steps = 0
+        """Steps of the epoch that are done, including those before the pass."""
+        self._error: BaseException | None = None
+
+    def _advance(self) -> Delivery:
+        if self._state is not IteratorState.ACTIVE:
+            self._begin()
+        passes, opened = self._passes, self._open
+        assert opened is not None
+        if opened.owner is not None and opened.owner.pid != self._turn.pid:
+            opened.owner.check()
+        if self._num_steps >= opened.num_batches:
+            self._state = IteratorState.DONE
+            passes.end()
+            raise StopIteration
+        delivery = self._taken
+        if delivery is None:
+            if passes.autotuner is not None:
+                passes.tune()
+            delivery = opened.take()
+            if delivery.error is not None or delivery.num_before != self._num_steps - opened.offset:
+                self._fail_at(delivery, opened)
+            self._taken = delivery
+        if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
+            self._check_usable()
+        work = delivery.work
+        assert work is not None
+        if delivery.failures:
+            self._note_failures(delivery.failures)
+        if delivery.lease is not None:
+            delivery.lease.state = LeaseState.KEPT
+        self._num_steps += 1
+        passes.note_delivery(self._num_steps, work.step, delivery.failures)
+        return delivery
+
+    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:  # noqa: ARG002
+        self._taken = taken = delivery or self._taken
+        if taken is not None and taken.num_before is not None and self._open is not None and self.is_active:
+            self._num_steps = taken.num_before + self._open.offset
+            self._passes.take_back(self._num_steps)
+
+    def _note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
+        try:
+            self._passes.sample_errors.note(failures)
+        except TooManyErrors as error:
+            self._fail(error)
+
+    def _begin(self) -> None:
+        """Begin the pass if it is fresh, or raise why it gives no batches."""
+        if self._state is not IteratorState.FRESH:
+            self._check_usable()
+        had_started = self._passes.has_started
+        try:
+            opened = self._passes.begin(self)
+        except Exception as error:
+            # Our own errors and those of the dataset's constructor. Any other error comes from a signal handler, or
+            # from the user's warning filter: then this iterator stays fresh.
+            if is_interrupt(error) or (had_started and not isinstance(error, SwiftLoaderError)):
+                raise
+            self._fail(error)
+        self._open, self._num_steps = opened, opened.first_step
+        self._state = IteratorState.ACTIVE
+
+    def _fail_at(self, delivery: Delivery, opened: OpenEpoch) -> NoReturn:
+        """End the pass because of what came in a batch's place."""
+        if delivery.error is None:
+            self._fail(
+                SwiftLoaderError(
+                    f"batch {self._num_steps} of epoch {opened.epoch} is lost because a signal handler raised an "
+                    f"exception that interrupted the loop while it took the batch. Start a new pass"
+                )
+            )
+        if delivery.work is None:  # there are no more batches
+            self._passes.note_failure(delivery.error)
+        self._fail(delivery.error)
+
+    def __len__(self) -> int:
+        """Batches that are still to come, including all of them before the first `next`."""
+        total = self._passes.num_batches() if self._open is None else self._open.num_batches
+        return total - self._num_steps
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pass has begun and may give more batches."""
+        return self._state is IteratorState.ACTIVE
+
+    def reopen(self, opened: OpenEpoch) -> None:
+        """Continue with another rest of the same epoch, because some of its steps are skipped now."""
+        self._open, self._taken = opened, None
+
+    def supersede(self) -> None:
+        """End this pass because a newer one has begun."""
+        if self._state is IteratorState.ACTIVE:
+            self._state = IteratorState.SUPERSEDED
+
+    def _check_usable(self) -> None:
+        """Raise if this pass is over, was superseded or has failed."""
+        if self._state is IteratorState.DONE:
+            raise StopIteration
+        if self._state is IteratorState.SUPERSEDED:
+            raise RuntimeError(
+                "this iterator can't continue: it was superseded by a newer one of the same loader, or by "
+                "load_state_dict() or a new collate_fn. Finish one pass before the next, or make a second loader"
+            )
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """End the pass: raise this error, now and from each later `next`."""
+        if isinstance(error, StopIteration):  # from the user's code: a collate function, a decoder, a constructor
+            stop, error = error, RuntimeError("the user's code raised StopIteration, which would end the epoch early")
+            error.__cause__ = stop
+        self._state = IteratorState.FAILED
+        self._error = error
+        self._open = self._taken = None
+        raise error
+
+    def __repr__(self) -> str:
+        where = f" epoch {self._open.epoch}, {self._num_steps} of {self._open.num_batches}" if self._open else ""
+        return f"<EpochIterator {self._state.value}{where}>"
 
 
 def _each_step(steps: Any) -> Iterable[Any]:

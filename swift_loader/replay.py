@@ -113,7 +113,7 @@ def _rebuilt(options: Options, dataset: Any, settings: PlanSettings, checkpoint:
     try:
         session.start(run)
         opened = session.open_epoch(run)
-        delivery = session.take()
+        delivery = opened.take()
     finally:
         session.close()
     if delivery.error is not None:

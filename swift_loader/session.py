@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,12 +48,12 @@ class OpenEpoch:
     epoch: int
     first_step: int
     """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
-    num_before: int
-    """The first batch's, see `Delivery.num_before`."""
+    offset: int
+    """A batch's step is its `Delivery.num_before` and this."""
     num_batches: int
     """Batches of the whole epoch, including those before the first step."""
-    source: Session | PrefetchQueue
-    """Its `take` returns the next batch, or the error in its place; not to be called after the last batch."""
+    take: Callable[[], Delivery]
+    """Returns the next batch, or the error in its place; not to be called after the last batch."""
     owner: ProcessOwner | None
     """The only process that may continue the pass. None: forks may too, because they have a copy of everything."""
 
@@ -203,12 +203,12 @@ class Session:
     def _opened(self, epoch: int, first_step: int) -> OpenEpoch:
         num_batches = self.plan.num_batches(epoch)
         owner = self._process if self._options.delivery.num_workers else None
-        source: Session | PrefetchQueue = self
+        take = self.dispatcher.next_batch if self._broadcast is None else self.pull
         if self._target is not None:
             depth = self._options.delivery.max_on_device
             self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
-            source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
-        return OpenEpoch(epoch, first_step, self._num_before, num_batches, source, owner)
+            take = PrefetchQueue(self, self._copies, depth, num_batches - first_step).take
+        return OpenEpoch(epoch, first_step, first_step - self._num_before, num_batches, take, owner)
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
@@ -236,12 +236,6 @@ class Session:
             self._copies.close()
         except Exception as error:  # a device error: its next user gets it too, and the loop's own error matters here
             self._log.write(f"waiting for copies to the device failed: {error}")
-
-    def take(self) -> Delivery:
-        """Return the next batch as the dispatcher delivers it. It belongs to the user from now on. Loop's thread."""
-        delivery = self.pull()
-        delivery.keep()
-        return delivery
 
     def pull(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""

@@ -164,25 +164,31 @@ class Draws:
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
-        if self._replayed and not _changed_since(self._replayed):  # the program has restored its generators
-            self._replayed = {}
-        with _applied(replayed := self._replayed):
-            if self._sampler_epochs is None:
-                self._sampler_epochs = self._source.epochs
-            if self._state_at_first is not None:
-                self._generator.set_state(self._state_at_first)
-                self._state_at_first = None
-            indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
-            self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
-            if self._untold is not None and indices is not _NOTHING:
-                (began, seeded), self._untold = self._untold, None
-                self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
-            if replayed:  # else drawing again, with this draw, may have begun
-                self._replayed = states_of(replayed)
+        if self._replayed:
+            return self._next_replayed()
+        if self._sampler_epochs is None:
+            self._sampler_epochs = self._source.epochs
+        if self._state_at_first is not None:
+            self._generator.set_state(self._state_at_first)
+            self._state_at_first = None
+        indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
+        self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
+        if self._untold is not None and indices is not _NOTHING:
+            (began, seeded), self._untold = self._untold, None
+            self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
         if indices is _NOTHING:
             return None
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self.num_drawn += 1
+        return drawn
+
+    def _next_replayed(self) -> Drawn | None:
+        replayed, self._replayed = self._replayed, {}
+        if not _changed_since(replayed):  # the program has restored its generators
+            return self.next()
+        with _applied(replayed):
+            drawn = self.next()
+            self._replayed = states_of(replayed)
         return drawn
 
     @property

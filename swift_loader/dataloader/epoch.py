@@ -19,7 +19,7 @@ from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoad
 from swift_loader.executors.processes import ProcessView
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
-from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.work import IndexQueue, IndexWork, StreamRounds, StreamWork
 
 
@@ -53,8 +53,8 @@ class Epoch:
         """Whether `set_epoch` was called on the sampler since its indices were drawn."""
         return self._draws.is_stale
 
-    def next(self) -> Any:
-        """Return the next batch.
+    def next(self) -> Delivery:
+        """Return the next batch. It has no error.
 
         Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like.
         """
@@ -99,12 +99,10 @@ class _WorkerEpoch(Epoch):
         self._num_taken = 0
         """How many batches were taken from the workers."""
 
-    def _take(self) -> Delivery:
-        """Return what the workers give next. Blocks."""
-        workers = self.workers
-        if workers is None:  # of a loader with persistent workers, and the next epoch has begun
-            raise StopIteration
-        delivery = workers.next()
+    def _check(self, delivery: Delivery, workers: LoaderWorkers) -> Delivery:
+        """Return what the workers gave, in the user's words. Raises if an interrupt has lost a batch before it."""
+        if delivery.error is not None:
+            delivery = workers.explained(delivery)
         if delivery.num_before is not None:  # it is of a batch, or the end
             if delivery.num_before != self._num_taken:
                 raise lost_batch()
@@ -202,7 +200,7 @@ class IndexEpoch(_WorkerEpoch):
                 workers.resize(num_workers)
             self._max_ahead = workers.limits.max_in_flight
 
-    def next(self) -> Any:
+    def next(self) -> Delivery:
         """Return the next batch. See `Epoch`."""
         self.is_whole = False
         self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
@@ -214,7 +212,13 @@ class IndexEpoch(_WorkerEpoch):
             self.end()
             raise StopIteration
         self.is_whole = True  # an interrupt of the wait loses nothing
-        delivery = self._take()
+        if (workers := self.workers) is None:  # of a loader with persistent workers, and the next epoch has begun
+            raise StopIteration
+        delivery = workers.next()
+        if delivery.error is None and delivery.num_before == self._num_taken:  # nearly always
+            self._num_taken += 1
+        else:
+            delivery = self._check(delivery, workers)
         self.is_whole = False
         if isinstance(delivery.work, IndexWork):
             self._note(delivery.work.step)
@@ -223,7 +227,9 @@ class IndexEpoch(_WorkerEpoch):
             self.is_whole = True
             raise delivery.error
         self._num_yielded += 1
-        return delivery.batch
+        if delivery.lease is not None:
+            delivery.lease.state = LeaseState.KEPT
+        return delivery
 
     def _note(self, step: int) -> None:
         """Count a step that is behind the loop."""
@@ -275,13 +281,15 @@ class StreamEpoch(_WorkerEpoch):
         )
         workers.begin(self._rounds, self._draws.base_seed, self._shards.resume())
 
-    def next(self) -> Any:
+    def next(self) -> Delivery:
         """Return the next batch. See `Epoch`."""
         if self._copies is not None:
             self._copies.warn()
         if self.is_over:
             raise StopIteration
-        delivery = self._take()
+        if (workers := self.workers) is None:
+            raise StopIteration
+        delivery = self._check(workers.next(), workers)
         self.is_whole = delivery.is_end
         if self._copies is not None:
             self._copies.note(delivery)
@@ -297,7 +305,8 @@ class StreamEpoch(_WorkerEpoch):
             self.is_whole = True
             raise delivery.error
         self._num_yielded += 1
-        return delivery.batch
+        delivery.keep()
+        return delivery
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
@@ -388,21 +397,21 @@ class EvenEpoch(WrappedEpoch):
         self._votes, self._num_votes = votes, 0
         self._mismatch: RankMismatch | None = None
 
-    def next(self) -> Any:
+    def next(self) -> Delivery:
         """Return the next batch. Raises as the epoch's own `next`. Blocks until all ranks ask for theirs."""
         if self._epoch.is_over:
             raise StopIteration
         if self._mismatch is not None:
             raise self._mismatch
-        batch, error, has_batch = None, None, True
+        delivery, error = Delivery(is_end=True), None
         try:
-            batch = self._epoch.next()
+            delivery = self._epoch.next()
         except StopIteration:
-            has_batch = False
+            pass
         except Exception as raised:
-            error = raised
+            delivery, error = Delivery(), raised
         try:
-            all_have = self._votes.all_have(has_batch, self._num_votes)
+            all_have = self._votes.all_have(not delivery.is_end, self._num_votes)
         except RankMismatch as mismatch:
             self._mismatch = mismatch
             raise
@@ -414,4 +423,4 @@ class EvenEpoch(WrappedEpoch):
             raise WorkerDied(str(error)) from error
         if error is not None:
             raise error
-        return batch
+        return delivery

@@ -50,6 +50,7 @@ class SamplerSource:
             self.sampler = self._batches.sampler
         self.samplers = _with_inner(loader.sampler, loader.batch_sampler)
         """All samplers that take part, outermost first."""
+        self._settable = [sampler for sampler in self.samplers if hasattr(sampler, "set_epoch")]
         self._iterator: Any = None
         self._iterator_state: Any = None
         """What the iterator is to load when it is made."""
@@ -102,7 +103,7 @@ class SamplerSource:
     @property
     def epochs(self) -> list[int]:
         """What `set_epoch` has set on those samplers that have an epoch, outermost first."""
-        return [epoch for epoch in map(epoch_of, self.samplers) if epoch is not None]
+        return [epoch for epoch in map(epoch_of, self._settable) if epoch is not None] if self._settable else []
 
     @contextmanager
     def at_epochs(self, epochs: list[int] | None) -> Iterator[None]:

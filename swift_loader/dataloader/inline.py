@@ -22,6 +22,7 @@ from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import preserved_generators
@@ -136,7 +137,7 @@ class InlineEpoch(Epoch):
                 self._shared.seeding.needs_rebuild()  # leave the batch
         raise error
 
-    def next(self) -> Any:
+    def next(self) -> Delivery:
         """Return the next batch. See `Epoch`. An interrupt comes out of the user's code, as with torch."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
@@ -164,7 +165,7 @@ class InlineEpoch(Epoch):
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
-        return batch
+        return Delivery(batch=batch)
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""

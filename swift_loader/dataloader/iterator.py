@@ -11,13 +11,14 @@ from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.epoch import Epoch, lost_batch
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.errors import ForkHangs
 from swift_loader.executors.processes import ProcessView
 from swift_loader.options import AutoWorkers
-from swift_loader.threads import NextLock
+from swift_loader.scheduler.delivery import Delivery
 
 
-class LoaderIterator:
+class LoaderIterator(LoopIterator):
     """Yields the batches of one epoch. When nobody refers to it any more, the workers are free.
 
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
@@ -25,7 +26,7 @@ class LoaderIterator:
 
     def __init__(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
         """Begin with an epoch. The arguments are those of `restart`."""
-        self._next_lock = NextLock()
+        super().__init__(Turn())
         self.restart(loader, epoch, pin_device, passes_epoch=passes_epoch)
 
     def restart(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
@@ -53,68 +54,54 @@ class LoaderIterator:
         self._interrupt: BaseException | None = None
         """What may have lost a batch."""
 
-    def __iter__(self) -> LoaderIterator:
-        return self
-
-    def __next__(self) -> Any:
-        next_lock, has_turn, has_batch = self._next_lock, False, False
-        try:
-            with next_lock.lock():
-                next_lock.check_free()
-                try:
-                    next_lock.taker, has_turn = self, True
-                    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001
-                        with torch.autograd.profiler.record_function("enumerate(DataLoader)#LoaderIterator.__next__"):
-                            batch = self._take()
-                    else:
-                        batch = self._take()
-                    has_batch = self._epoch.is_whole = True
-                finally:
-                    next_lock.taker = None
-        except BaseException as error:
-            if has_batch:  # an interrupt came at the last moment before it was handed out
-                self._epoch.is_whole = False
-            if has_turn and self._interrupt is None and not self._epoch.is_whole:
-                self._interrupt = error
-            raise
-        return batch
-
-    def _take(self) -> Any:
+    def _advance(self) -> Delivery:
         if not self._epoch.is_whole:
             raise lost_batch() from self._interrupt
-        loader = self._loader()
+        if self._hangs is not None:
+            raise self._hangs
+        loader, recorded = self._loader(), None
         if self._is_tuned and loader is not None:
             loader._observer.tune(loader)  # noqa: SLF001
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001
+            recorded = torch.autograd.profiler.record_function("enumerate(DataLoader)#LoaderIterator.__next__")
+            recorded.__enter__()  # type: ignore[no-untyped-call]
         try:
-            batch = self._next(loader)
+            delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
         except StopIteration:
             if loader is not None:
                 loader._observer.end_epoch(loader)  # noqa: SLF001
             raise
+        except ForkHangs as error:
+            delivery = self._taken = self._replace_forks(loader, error)
+        finally:
+            if recorded is not None:
+                recorded.__exit__(None, None, None)
         self._num_yielded += 1
         if self._length_called is not None and self._num_yielded > self._length_called:
             self._warn_of_length(self._length_called)
         if self._pin_device is not None:
             from torch.utils.data._utils.pin_memory import pin_memory
 
-            batch = pin_memory(batch, self._pin_device)  # type: ignore[no-untyped-call]
-        return batch
+            delivery.batch = pin_memory(delivery.batch, self._pin_device)  # type: ignore[no-untyped-call]
+        self._epoch.is_whole = True
+        return delivery
 
-    def _next(self, loader: Any) -> Any:
-        """Return the next batch. If a fork of the program hangs, fresh interpreters go on where the loop is."""
-        if self._hangs is not None:
-            raise self._hangs
-        try:
-            return self._epoch.next() if self._is_begun else self._first(loader)
-        except ForkHangs as error:
-            if loader is None:
-                raise
-            self._hangs = error  # in case that nothing takes its place
-            self._continue_with(loader, self._epoch.position(), error)
-            self._hangs = None
-            return self._epoch.next()
+    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:
+        if delivery is not None or self._taken is not None:  # it counts as delivered, and nobody gets it
+            self._taken, self._epoch.is_whole = None, False
+        if self._interrupt is None and not self._epoch.is_whole:
+            self._interrupt = error
 
-    def _first(self, loader: Any) -> Any:
+    def _replace_forks(self, loader: Any, error: ForkHangs) -> Delivery:
+        """Have fresh interpreters go on where the loop is, as a fork of the program hangs. Return the next batch."""
+        if loader is None:
+            raise error
+        self._hangs = error  # in case that nothing takes its place
+        self._continue_with(loader, self._epoch.position(), error)
+        self._hangs = None
+        return self._epoch.next()
+
+    def _first(self, loader: Any) -> Delivery:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
         if loader is not None and (self._passes_epoch or self._epoch.is_stale):
             self._continue_with(loader, None if self._passes_epoch else self._epoch.position())

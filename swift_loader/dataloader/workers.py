@@ -279,6 +279,8 @@ class LoaderWorkers:
             num_workers=delivery.num_workers,
         )
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
+        self.next = self._dispatcher.next_batch
+        """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
         self.processes = partial(processes_of, starter)
         """Returns the worker processes, by id, also after they have ended. None if the workers are threads."""
         self.end_pass = self._dispatcher.end_pass
@@ -321,15 +323,14 @@ class LoaderWorkers:
         """Begin an epoch. What is left of an earlier one is dropped."""
         self._dispatcher.begin(source, PlanSettings.of_seed(base_seed), resume)
 
-    def next(self) -> Delivery:
-        """Return the next batch, its error, or the end of all shards. Blocks.
+    def explained(self, delivery: Delivery) -> Delivery:
+        """Return an error that `next` gave, in torch's words.
 
         An error of no batch ends the processes: its traceback will refer to the loop, so nobody may wait for that to
         be freed. It comes again at each later call.
         """
         if self.failure is not None:
             return self.failure
-        delivery = self._dispatcher.next_batch()
         if delivery.error is not None:
             delivery = replace(delivery, error=_with_torch_text(delivery.error, self._timeout_s))
         if isinstance(delivery.error, WorkerStalled):
@@ -337,7 +338,6 @@ class LoaderWorkers:
         elif delivery.error is not None and delivery.work is None:
             self.failure = delivery
             self.close()
-        delivery.keep()
         return delivery
 
     def __repr__(self) -> str:

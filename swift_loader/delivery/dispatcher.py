@@ -276,6 +276,11 @@ class Dispatcher:
                 left_ns = time.perf_counter_ns()
                 receivers.leave(entered_ns, left_ns, is_over=delivery.is_end)
                 delivery.number = metrics.note_delivery(delivery.arrival, entered_ns, left_ns, num_ready)
+                if delivery.lease is not None:
+                    delivery.lease.state = LeaseState.TAKEN
+                if delivery.error is not None and delivery.failures:
+                    # All samples failed: the last one's error says more than the worker's traceback.
+                    delivery.error.__cause__ = delivery.failures[-1].exception
                 self._phase = _Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
                 delivery = Delivery(error=error)
@@ -286,24 +291,13 @@ class Dispatcher:
             self.issue_warnings()
         return delivery
 
-    def _take(self) -> Delivery | None:
-        """Return the next batch, its error, or why there is no other; None if it isn't ready. The lock is held."""
-        scheduler = self._scheduler
-        if scheduler.state is SchedulerState.CLOSED:
-            self._check_open()
-        delivery = scheduler.ledger.deliver()
-        if delivery is None:
-            if self.error is not None:
-                return Delivery(error=self.error)
-            if scheduler.ledger.is_exhausted:
-                return Delivery(num_before=scheduler.ledger.num_delivered, is_end=True)
-            return None
-        if delivery.lease is not None:
-            delivery.lease.state = LeaseState.TAKEN
-        if delivery.error is not None and delivery.failures:
-            # All samples failed: the last one's error says more than the worker's traceback.
-            delivery.error.__cause__ = delivery.failures[-1].exception
-        return delivery
+    def _end(self) -> Delivery | None:
+        """Return why there is no next batch; None if there will be one. The lock is held. Raises `LoaderClosed`."""
+        self._check_open()
+        if self.error is not None:
+            return Delivery(error=self.error)
+        ledger = self._scheduler.ledger
+        return Delivery(num_before=ledger.num_delivered, is_end=True) if ledger.is_exhausted else None
 
     def _wait(self, receivers: Receivers) -> Delivery:
         """Receive until the next batch has arrived."""
@@ -406,7 +400,7 @@ class Dispatcher:
         with self.dispatch_lock:
             with self.lock:
                 if takes:
-                    delivery = self._take()
+                    delivery = self._scheduler.ledger.deliver() or self._end()
                 to_do += self._scheduler.decide(time.monotonic())
             while to_do:
                 action = to_do[0]

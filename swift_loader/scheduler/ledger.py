@@ -107,10 +107,13 @@ class Ledger:
         """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
         if self._lost and (send := self._assign_lost()) is not None:
             return send
-        if len(self._batches) >= self._limits.max_in_flight or (work := self._peek()) is None:
+        if len(self._batches) >= self._limits.max_in_flight or self.source is None:
+            return None
+        self._planned = work = self._planned or self.source.next()
+        if work is None:
             return None
         serial = self.queues.pick(work)
-        if serial is None and isinstance(work, StreamWork) and not self._limits.in_order and self.source is not None:
+        if serial is None and isinstance(work, StreamWork) and not self._limits.in_order:
             full = work.worker_id
             while serial is None:  # out of order, a shard whose worker has no room lets the others pass
                 self._planned = work = self.source.swap(work)
@@ -222,6 +225,8 @@ class Ledger:
         if batch is None:
             return None
         del self._batches[batch.sequence], self.ready[batch.sequence]
+        if batch.sequence == self._first_sequence:
+            self._first_sequence += 1
         work = batch.work
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()

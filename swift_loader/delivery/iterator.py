@@ -1,0 +1,71 @@
+"""What the iterators of all loaders have in common: turns of threads, and what an interrupt may leave behind.
+
+Any thread may call `next`. Threads take turns, and each batch goes to one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from swift_loader.scheduler.delivery import Delivery
+
+
+class Turn:
+    """One turn after the other, each for one `next` of a loader. It belongs to the thread that holds the lock."""
+
+    def __init__(self) -> None:
+        self.begin_in_fork()
+
+    def begin_in_fork(self) -> None:
+        """Begin anew, because the thread that may hold the lock doesn't exist in this process."""
+        # Reentrant: a signal handler that calls next() while its own thread is in next() gets an error, not a deadlock.
+        self.lock = threading.RLock()
+        self.is_taken = False
+        """Whether the thread that holds the lock is within `next`."""
+        self.pid = os.getpid()
+
+
+class LoopIterator(Iterator[Any]):
+    """Hands out each batch once. If an interrupt comes before that, the subclass says what becomes of the batch."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._taken: Delivery | None = None
+        """A batch that was taken but not handed out. Kept because an interrupt may come in between."""
+
+    def _advance(self) -> Delivery:
+        """Return the next batch, which is `_taken` now and counts as delivered. Raises what comes in its place."""
+        raise NotImplementedError
+
+    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:
+        """Take in that `next` raises this. `delivery`: an interrupt came at the last moment before it was handed out.
+
+        If it came earlier, the batch is `_taken`, and may count as delivered.
+        """
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        turn, delivery, has_turn = self._turn, None, False
+        if turn.pid != os.getpid():
+            turn.begin_in_fork()
+        try:
+            with turn.lock:
+                if turn.is_taken:
+                    raise RuntimeError(
+                        "next() was called while this thread is already within next() of the same loader, by a signal "
+                        "handler or by code that builds or decodes a batch. Call next() in the training loop only"
+                    )
+                try:
+                    turn.is_taken = has_turn = True
+                    delivery = self._advance()
+                    self._taken = None  # no signal handler can run between these two lines
+                finally:
+                    turn.is_taken = False
+        except BaseException as error:
+            if has_turn:
+                self._take_back(delivery, error)
+            raise
+        return delivery.batch
