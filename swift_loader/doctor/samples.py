@@ -33,7 +33,7 @@ from swift_loader.doctor.examination import (
 )
 from swift_loader.sampling.permutation import permute
 from swift_loader.transport.by_value import Definitions
-from swift_loader.worker.fetch import Fetcher, OnError
+from swift_loader.worker.fetch import OnError, PlannedSamples
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 
 SEED = 0x0D0C
@@ -96,8 +96,8 @@ class Subject:
         self.num_fetches = 0
         self._place = place
         self._seeding = Seeding(Rng.SAMPLE, by_sample=True)
-        fetcher = Fetcher(dataset, num_samples, OnError.RAISE, self._seeding, Definitions())
-        self.singles = fetcher._singles  # noqa: SLF001 - of this package
+        planned = PlannedSamples(dataset, num_samples, OnError.RAISE, self._seeding, Definitions())
+        self.singles = planned.singles
         """Has a `__getitem__` for an index. Call it in `seeded`."""
 
     @contextmanager

@@ -62,7 +62,7 @@ class LocalBuilder:
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
-        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, is_interrupt, identity)
+        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
         self._metrics = metrics
         self._who = who
         self._describe = describe
@@ -73,11 +73,11 @@ class LocalBuilder:
     @property
     def counters(self) -> CounterWriter:
         """Show how far the current batch is."""
-        return self._builder.counters
+        return self._builder.samples.counters
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None) -> None:
-        """Build the batches of another plan from now on. `resume`: see `BatchBuilder.use_plan`."""
-        self._builder.use_plan(plan, resume)
+        """Build the batches of another plan from now on. `resume`: see `NewPlan`."""
+        self._builder.samples.use_plan(plan, resume)
 
     def answer(self, task: Send, building: AbstractContextManager[Any]) -> list[Event]:
         """Build a batch within this context, and decode it. Return its events: its failed samples, then the batch.
@@ -101,7 +101,7 @@ class LocalBuilder:
     def _decode(self, task: Send, batch: Batch, memory: NDArray[np.uint8]) -> list[Event]:
         started_ns = time.perf_counter_ns()
         answer = Answered(self._worker, task.generation, task.sequence, self._reader.read(batch, memory))
-        answer.snapshot, decode_ns = self._builder.state, time.perf_counter_ns() - started_ns
+        answer.snapshot, decode_ns = self._builder.samples.state, time.perf_counter_ns() - started_ns
         answer.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)

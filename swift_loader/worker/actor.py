@@ -137,7 +137,7 @@ class BatchActor:
             self._channel.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
             self._loop = TaskLoop(self._channel, service.builder, self._slots)
             self._loop.newest_generation = self._newest
-            self._counters = service.builder.counters
+            self._counters = service.builder.samples.counters
         return Answer(self._channel.take_sent(), None)
 
     def build(self, messages: Sequence[bytes]) -> Answer:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,18 +18,16 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.collate import collate_into
 from swift_loader.errors import EncodeError, SharedMemoryFull
-from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode, encode_bytes
-from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, Hung, SampleFailed
 from swift_loader.transport.slots import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import Fetcher, KeyedSamples, PlannedSamples, Samples
+from swift_loader.worker.fetch import KeyedSamples, PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
@@ -141,15 +138,6 @@ _NUM_REMEMBERED_SIZES = 16
 _EMPTY = np.empty(0, np.uint8)
 
 
-@dataclass(slots=True)
-class _StageTimes:
-    """Clock readings between the stages of one batch, in ns."""
-
-    start: int
-    fetched: int
-    collated: int
-
-
 class BatchBuilder:
     """Builds batches of one dataset. Not thread-safe."""
 
@@ -159,55 +147,42 @@ class BatchBuilder:
         num_samples: int,
         spec: WorkerSpec,
         definitions: Definitions,
-        is_interrupt: Callable[[BaseException], bool] = lambda _: False,
         worker: TorchIdentity | None = None,
         usage: Usage | None = None,
+        *,
+        has_handlers: bool = False,
     ) -> None:
         """Prepare to build batches.
 
         `dataset`: map-style; in torch mode, what torch accepts. `num_samples`: 0 in torch mode. `definitions`: numbered
-        as in the trainer. `is_interrupt` returns whether an error is an interrupt, and not from the user's code.
-        `worker`: in torch mode, which worker this is; None: the calling thread. `usage` measures the CPU time; None:
-        that of the calling thread.
+        as in the trainer. `worker`: in torch mode, which worker this is; None: the calling thread. `usage` measures the
+        CPU time; None: that of the calling thread. `has_handlers`: whether the program's signal handlers run here. What
+        they raise isn't the user's code's.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
-        self._collate = collate_into(options.collate_fn)
-        self._batch_encoder = options.batch_encoder
         self.definitions = definitions
         """Numbered as in the trainer."""
         self.hung: dict[tuple[int, Any], Hung] = {}
         """By epoch and dataset index: these samples fail."""
-        self._samples: Samples
-        if mode is None:
-            seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
-            fetcher = Fetcher(dataset, num_samples, options.on_error, seeding, definitions, self.hung, is_interrupt)
-            self._samples = PlannedSamples(fetcher, seeding, num_samples, spec.plan)
-        else:
-            self._samples = (
-                StreamSamples(dataset, mode, seed, worker)
-                if mode.is_stream
-                else KeyedSamples(dataset, mode, options.rng, seed, worker)
-            )
-        self._seeding = self._samples.seeding
-        self._timer = self._samples.timer
-        self._usage = ThreadUsage() if usage is None else usage
-        self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that failed in the last batch."""
-
-    @property
-    def counters(self) -> CounterWriter:
-        """Show how far the current batch is."""
-        return self._samples.counters
-
-    @property
-    def state(self) -> bytes | None:
-        """The state of the dataset after the last batch, if a snapshot is due."""
-        return self._samples.state
-
-    def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:
-        """Build the batches of another plan from now on; see `NewPlan`."""
-        self._samples.use_plan(plan, resume, turn)
+        self.samples: Samples
+        """Where the samples come from. It takes another plan, and has the dataset's state after the last batch."""
+        if mode is None:
+            seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
+            on_error = options.on_error
+            self.samples = PlannedSamples(
+                dataset, num_samples, on_error, seeding, definitions, self.hung, has_handlers=has_handlers
+            )
+            self.samples.use_plan(spec.plan)
+        elif mode.is_stream:
+            self.samples = StreamSamples(dataset, mode, seed, worker)
+        else:
+            self.samples = KeyedSamples(dataset, mode, options.rng, seed, worker)
+        self._collate = collate_into(options.collate_fn)
+        self._batch_encoder = options.batch_encoder
+        self._usage = ThreadUsage() if usage is None else usage
+        self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
 
     def build(self, store: SlotStore, task: Task) -> Batch:
         """Build a batch and return its announcement. The bulk data is in a slot of `store`.
@@ -216,78 +191,80 @@ class BatchBuilder:
         code raised; `__cause__` is its exception. Raises `StreamEnd` if the worker's shard of a stream has no batch
         left for this task.
         """
+        needs_rebuild = self.samples.seeding.needs_rebuild
         try:
             built = self._attempt(store, task)
         except BaseException as error:
-            is_owed = self._seeding.needs_rebuild()
+            is_owed = needs_rebuild()
             if not is_owed or not isinstance(error, BuildError):
                 raise
         else:
-            if not self._seeding.needs_rebuild():
+            if not needs_rebuild():
                 return built
             if built.slot != NO_SLOT:
                 store.release(built.slot)
         try:
             return self._attempt(store, task)
         finally:
-            self._seeding.needs_rebuild()
+            needs_rebuild()
 
     def _attempt(self, store: SlotStore, task: Task) -> Batch:
         self.failures = ()
         failpoint(Failpoint.WORKER_STARTED)
-        usage, timer = self._usage, self._timer
-        usage.begin()
-        timer.slow_ns = 0
-        start = time.perf_counter_ns()
-        fetched = self._samples.fetch(task)
+        samples, clock = self.samples, time.perf_counter_ns
+        self._usage.begin()
+        samples.slow_ns = 0
+        start = clock()
+        fetched = samples.fetch(task)
         failpoint(Failpoint.WORKER_FETCHED)
-        times = _StageTimes(start, time.perf_counter_ns(), 0)
-        timer.note_batch(times.fetched - start, fetched.num_samples)
-        expected = self._expected_nbytes()
-        held = _HeldSlot(store, expected)
+        fetched_ns = clock()
+        samples.note_batch(fetched_ns - start, fetched.num_samples)
+        # The second largest of the last sizes: a single outlier must not make all slots that large.
+        slot = _BatchSlot(store, sorted(self._sizes)[-2:][0])
         try:
-            arena = Arena(held.memory, more=held.take_for)
-            encoded = self._collate_and_encode(fetched.samples, arena, times)
+            arena = Arena(slot.memory, more=slot.take_for)
+            if samples.seeding.by_sample:
+                samples.seeding.begin_collate()
+            try:
+                batch = self._collate(fetched.samples, arena)
+            except Exception as error:
+                raise BuildError(FailureStage.COLLATE) from error
+            collated_ns = clock()
+            failpoint(Failpoint.WORKER_COLLATED)
+            encoded = self._encode(batch, arena)
             failpoint(Failpoint.WORKER_BEFORE_COMMIT)
-            slot, meta_offset, inline = _move_into_one_slot(store, held.slot, arena, encoded)
+            is_inline = len(encoded.meta) <= MAX_INLINE_BYTES
+            meta_offset = 0 if is_inline else arena.place(np.frombuffer(encoded.meta, np.uint8)).offset
+            slot.settle(arena)
         except BaseException:
-            if held.slot != NO_SLOT:
-                store.release(held.slot)
+            slot.release()
             raise
         self._sizes.append(arena.used)
         self.failures = fetched.failures
-        self.counters.samples.clear()  # they may be large, and the next batch may come much later
-        done = time.perf_counter_ns()
-        cpu_ns, run_delay_ns = usage.end(done - start)
+        samples.counters.samples.clear()  # they may be large, and the next batch may come much later
+        done = clock()
+        cpu_ns, run_delay_ns = self._usage.end(done - start)
         return Batch(
             task.generation,
             task.sequence,
-            slot,
+            slot.number,
             encoded.num_blocks,
-            inline,
+            encoded.meta if is_inline else b"",
             meta_offset,
             len(encoded.meta),
             fetched.num_samples,
-            times.fetched - times.start,
-            times.collated - times.fetched,
-            done - times.collated,
+            fetched_ns - start,
+            collated_ns - fetched_ns,
+            done - collated_ns,
             arena.used,
             start,
             cpu_ns,
             run_delay_ns,
-            timer.slow_index,
-            timer.slow_ns,
+            samples.slow_index,
+            samples.slow_ns,
         )
 
-    def _collate_and_encode(self, samples: Any, arena: Arena, times: _StageTimes) -> Encoded:
-        if self._seeding.by_sample:
-            self._seeding.begin_collate()
-        try:
-            batch = self._collate(samples, arena)
-        except Exception as error:
-            raise BuildError(FailureStage.COLLATE) from error
-        times.collated = time.perf_counter_ns()
-        failpoint(Failpoint.WORKER_COLLATED)
+    def _encode(self, batch: Any, arena: Arena) -> Encoded:
         try:
             if self._batch_encoder is None:
                 return encode(batch, arena, self.definitions.number_of)
@@ -297,50 +274,45 @@ class BatchBuilder:
         except Exception as error:
             raise BuildError(FailureStage.ENCODE) from error
 
-    def _expected_nbytes(self) -> int:
-        """Return the second largest of the last sizes: a single outlier must not make all slots that large."""
-        ordered = sorted(self._sizes)
-        return ordered[-2] if len(ordered) > 1 else ordered[0]
 
-
-class _HeldSlot:
-    """The slot that a batch is begun in; `NO_SLOT` while there is none."""
+class _BatchSlot:
+    """The slot that a batch is written to; `NO_SLOT` while there is none."""
 
     def __init__(self, store: SlotStore, nbytes: int) -> None:
         """Take a slot for so many bytes; 0: none yet."""
         self._store = store
-        self.slot, self.memory = _take(store, nbytes) if nbytes else (NO_SLOT, _EMPTY)
+        self.number, self.memory = NO_SLOT, _EMPTY
+        if nbytes:
+            self._take(nbytes)
+
+    def _take(self, nbytes: int) -> None:
+        try:
+            self.number, self.memory = self._store.take(nbytes)
+        except SharedMemoryFull as error:
+            raise BuildError(FailureStage.ENCODE) from error
 
     def take_for(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Take a slot for the batch's first block, and return its memory; None if there is none."""
         try:
-            self.slot, self.memory = self._store.take(nbytes)
+            self.number, self.memory = self._store.take(nbytes)
         except SharedMemoryFull:  # raised again when the whole batch needs a slot
             return None
         return self.memory
 
+    def settle(self, arena: Arena) -> None:
+        """Have the whole batch in a single slot, or in none if it has no bulk data."""
+        if arena.fits and arena.used:
+            return
+        outgrown, self.number = self.number, NO_SLOT
+        try:
+            if not arena.fits:
+                self._take(arena.used)
+                arena.move_to(self.memory)
+        finally:
+            if outgrown != NO_SLOT:
+                self._store.release(outgrown)
 
-def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-    try:
-        return store.take(nbytes)
-    except SharedMemoryFull as error:
-        raise BuildError(FailureStage.ENCODE) from error
-
-
-def _move_into_one_slot(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tuple[int, int, bytes]:
-    """Move a batch into a single slot, or into none if it has no bulk data.
-
-    Returns:
-        The slot, the offset of the structure in it, and the structure itself if it travels in the message.
-    """
-    inline = len(encoded.meta) <= MAX_INLINE_BYTES
-    meta_offset = 0 if inline else arena.place(np.frombuffer(encoded.meta, np.uint8)).offset
-    outgrown = slot if not arena.fits or not arena.used else NO_SLOT
-    if not arena.fits:
-        slot, memory = _take(store, arena.used)
-        arena.move_to(memory)
-    elif not arena.used:
-        slot = NO_SLOT
-    if outgrown != NO_SLOT:
-        store.release(outgrown)
-    return slot, meta_offset, encoded.meta if inline else b""
+    def release(self) -> None:
+        """Give the slot back, if there is one."""
+        if self.number != NO_SLOT:
+            self._store.release(self.number)

@@ -23,7 +23,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode
 from swift_loader.transport.messages import BuildReport, Checksums
-from swift_loader.worker.fetch import Fetcher, OnError
+from swift_loader.worker.fetch import OnError, PlannedSamples
 from swift_loader.worker.process import die_with_parent, end_group, flush_streams, lead_group
 from swift_loader.worker.seeding import Rng, Seeding, preserved_generators
 
@@ -68,7 +68,7 @@ def check_samples(dataset: Any, indices: Sequence[int], definitions: Definitions
     """
     taken: list[tuple[int, int]] = []
     seeding = Seeding(Rng.SAMPLE)
-    fetcher = Fetcher(dataset, 0, OnError.RAISE, seeding, definitions)
+    fetcher = PlannedSamples(dataset, 0, OnError.RAISE, seeding, definitions)
     deadline_s = time.monotonic() + _BUDGET_S
     with preserved_generators():
         for index in indices:
@@ -124,12 +124,12 @@ def _as_pickled(number: int) -> bytes:
     return b"M" + number.to_bytes(2, "little") if number < 1 << 16 else b"J" + number.to_bytes(4, "little")
 
 
-def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | None:
+def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions) -> int | None:
     """Return the checksum of one sample; None if it fails or can't be encoded. The caller calls
     `Seeding.needs_rebuild`.
     """
     try:
-        samples = fetcher.fetch(_KEY, 0, [index]).samples
+        samples = fetcher.fetch_indices(_KEY, 0, [index]).samples
         arena = Arena(np.empty(0, np.uint8))
         encoded = encode(samples[0], arena, definitions.number_of)
         memory = np.zeros(arena.used, np.uint8)

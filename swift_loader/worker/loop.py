@@ -111,9 +111,9 @@ def announce(channel: Channel, builder: BatchBuilder, report: BuildReport, kept:
 
     Raises `BrokenPipeError`, sometimes `ConnectionResetError`, if the trainer is gone.
     """
-    descriptor = builder.counters.share()
+    descriptor = builder.samples.counters.share()
     try:
-        channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
+        channel.send(Ready(builder.samples.counters.length_address(), report).pack(), [descriptor])
     finally:
         os.close(descriptor)
     slots = AnnouncedSlots(channel)
@@ -130,7 +130,7 @@ class TaskLoop:
         """Tasks of earlier ones are skipped, even if no later task is here. Any thread may raise it."""
         self._channel = channel
         self._builder = builder
-        self._words = builder.counters.words
+        self._words = builder.samples.counters.words
         self._slots = slots
         self._queue: deque[Task] = deque()
         self._plans: deque[NewPlan] = deque()
@@ -201,10 +201,10 @@ class TaskLoop:
         try:
             while self._plans and self._plans[0].generation <= task.generation:
                 plan = self._plans.popleft()
-                self._builder.use_plan(plan.settings, plan.resume, plan.turn)
+                self._builder.samples.use_plan(plan.settings, plan.resume, plan.turn)
             batch = self._builder.build(self._slots, task)
             self._report(self._builder.failures, task)
-            if (state := self._builder.state) is not None:
+            if (state := self._builder.samples.state) is not None:
                 self._channel.send(State(state).pack())
             return batch
         except StreamEnd:

@@ -121,7 +121,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
 
 def _serve(link: _Link, service: Service) -> None:
     """Serve until the trainer hangs up."""
-    link.counters = counters = service.builder.counters
+    link.counters = counters = service.builder.samples.counters
     try:
         counters.count_in(create(link.segments.names.of(None), PAGE_NBYTES))
     except SharedMemoryFull as error:

@@ -16,11 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import Fetched, SampleTimer, harmless
+from swift_loader.worker.fetch import Fetched, Samples, harmless
 from swift_loader.worker.seeding import Fetching, GeneratorStates, Rng, Seeding, seed_generators
 from swift_loader.worker.torch_worker import (
     Resume,
@@ -138,29 +137,6 @@ class RankSamples:
 
 # The samples of a worker ----------------------------------------------------------------------------------------------
 
-# Keeps what a stream draws from the global generators apart from what `collate_fn` draws.
-#
-# All workers of a shared stream read the same samples, also where these are random, but each collates batches of its
-# own.
-
-
-class StreamDraws:
-    """The generators' states as the stream has left them. Not thread-safe, as the generators aren't."""
-
-    def __init__(self) -> None:
-        self._states: GeneratorStates | None = None
-
-    def enter(self) -> None:
-        """Continue with the stream's states. Takes 30 us."""
-        if self._states is not None:
-            self._states.restore()
-
-    def leave(self, seed: int, epoch: int, batch: int) -> None:
-        """Save the stream's states, and seed for the collation of a batch. Takes 60 us."""
-        self._states = GeneratorStates.take()
-        seed_generators(derive_key(seed, Purpose.COLLATE.value, epoch, batch))
-
-
 _BEGINNING = Resume(None)
 
 _SAMPLE_BITS = 32
@@ -172,16 +148,12 @@ class StreamEnd(Exception):
     """The shard has no batch left. It never leaves the process."""
 
 
-class StreamSamples:
-    """Samples of a worker's shard of a stream."""
+class StreamSamples(Samples):
+    """Samples of a worker's shard of a stream. None is measured: the samples of a stream have no index."""
 
     def __init__(self, dataset: Any, mode: TorchMode, seed: int, worker: TorchIdentity | None) -> None:
         """Get ready. See `KeyedSamples` for the arguments."""
-        self.seeding = Seeding(Rng.NONE)
-        self.counters = CounterWriter()
-        self.timer = SampleTimer()
-        """Measures nothing: the samples of a stream have no index."""
-        self.state: bytes | None = None
+        super().__init__(Seeding(Rng.NONE))
         self._dataset = dataset
         self._mode = mode
         self._seed = seed
@@ -194,33 +166,37 @@ class StreamSamples:
         """This rank's samples of the iterator."""
         self._process = worker if isinstance(worker, TorchWorker) else None
         """None: a thread, which shares `get_worker_info()` with others."""
-        is_alone = not isinstance(worker, TorchThread)  # else other threads draw from the generators meanwhile
-        self._draws = StreamDraws() if mode.shard is not None and is_alone else None
+        # All workers of a shared stream read the same samples, also where these are random, but each collates other
+        # batches. So what the stream draws from the global generators is kept apart from what `collate_fn` draws.
+        self._draws_apart = mode.shard is not None and not isinstance(worker, TorchThread)  # else others draw meanwhile
+        self._states: GeneratorStates | None = None
+        """Those of the generators, as the stream has left them. None: it hasn't begun."""
         self.turn = 0
         """Of the next batch."""
         self._num_batches = 0
         """Batches so far, since the shard's own beginning."""
 
-    def use_plan(self, plan: PlanSettings, resume: bytes | None, turn: int) -> None:
+    def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:
         """Begin the shard anew with the next batch: at its beginning, or where a snapshot was taken."""
         self._begin = (_BEGINNING if resume is None else Resume.unpack(resume)), turn
         self._iterator = None
         self._seed = plan.order.seed
-        if self._draws is not None:
-            self._draws = StreamDraws()
+        self._states = None
         if self._worker is not None:
             self._worker.use_seed(self._seed)
 
     def fetch(self, task: Task) -> Fetched:
         """Return the samples of the next batch, or its only sample if batches aren't collated."""
-        if self._draws is None:
+        if not self._draws_apart:
             return self._fetch(task)
-        self._draws.enter()
+        if self._states is not None:
+            self._states.restore()  # takes 30 us
         try:
             with nullcontext() if self._process is None else self._process.hidden():
                 return self._fetch(task)
         finally:
-            self._draws.leave(self._seed, task.epoch, self._num_batches)
+            self._states = GeneratorStates.take()  # with the seeding, this takes 60 us
+            seed_generators(derive_key(self._seed, Purpose.COLLATE.value, task.epoch, self._num_batches))
 
     def _fetch(self, task: Task) -> Fetched:
         self.state = None
@@ -248,27 +224,19 @@ class StreamSamples:
             if self._mode.shard is None:
                 self.turn = first_turn - self._open(resume)
             else:
-                self._open_shared(resume, task.epoch)
+                if self._draws_apart:  # the same draws in all workers
+                    seed_generators(derive_key(self._seed, Purpose.WORKER.value, task.epoch))
+                self._open(resume)
+                self.turn = self._num_batches
         while self.turn < turn:
-            self._skip(task)
-
-    def _skip(self, task: Task) -> None:
-        """Build a batch and drop it. If it fails, the loop has had its error before."""
-        try:
-            self._pull(task)
-        except StreamEnd:
-            raise
-        except Exception:
-            return
-        finally:
-            self.seeding.needs_rebuild()  # leave the batch
-
-    def _open_shared(self, resume: Resume, epoch: int) -> None:
-        """Begin to iterate over a shared stream, with the same draws in all workers."""
-        if self._draws is not None:
-            seed_generators(derive_key(self._seed, Purpose.WORKER.value, epoch))
-        self._open(resume)
-        self.turn = self._num_batches
+            try:
+                self._pull(task)
+            except StreamEnd:
+                raise
+            except Exception:  # noqa: S112 - the loop has had this batch's error before
+                continue
+            finally:
+                self.seeding.needs_rebuild()  # leave the batch
 
     def _open(self, resume: Resume) -> int:
         """Begin to iterate. Return how many batches are to be skipped then."""
