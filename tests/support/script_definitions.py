@@ -326,6 +326,33 @@ DEFINITIONS = {
             return [cached(index), cached.cache_info().maxsize, fib(10), add(index), kind(1), kind([]), kind(""),
                     thing.slow, thing.kind("a"), thing.kind(1), thing.method(), thing.half(), Ordered(1) >= Ordered(0)]
     """,
+    "properties, class methods, static methods": """
+        class Base:
+            scale = 2
+            def __init__(self, x): self._x = x
+            @property
+            def x(self): return self._x
+            @x.setter
+            def x(self, value): self._x = value
+            @classmethod
+            def make(cls, x): return cls(x * cls.scale)
+            @staticmethod
+            def helper(x): return x + 1
+            def __class_getitem__(cls, item): return f"{cls.__name__}[{item}]"
+        class Derived(Base):
+            scale = 3
+            @classmethod
+            def make(cls, x): return super().make(x)
+        def sample(index):
+            made = Derived.make(index)
+            made.x += 1
+            return [made.x, Derived.helper(1), Derived[3], type(made) is Derived]
+    """,
+    "lambdas and their defaults": """
+        offsets = [lambda x, n=n: x + n for n in range(3)]
+        key = lambda x, *, scale=2, table={"a": 1}: x * scale + table["a"]
+        def sample(index): return [f(index) for f in offsets] + [key(index)]
+    """,
     "__slots__": """
         class Slotted:
             __slots__ = ("x", "__private", "__weakref__")

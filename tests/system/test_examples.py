@@ -116,50 +116,14 @@ def test_digits_are_learned_and_drawn_and_the_limit_is_named(tmp_path: Path) -> 
 def test_digits_without_workers_end_with_status_1_if_the_accuracy_is_too_low(tmp_path: Path) -> None:
     plot = tmp_path / "curves.svg"
 
-    arguments = [
-        "--workers",
-        "0",
-        "--threads",
-        "2",
-        "--epochs",
-        "1",
-        "--required-accuracy",
-        "1.01",
-        "--plot",
-        str(plot),
-    ]
-    run = run_example(tmp_path, "train_digits.py", *arguments, needs=PLOTTING)
+    arguments = f"--workers 0 --threads 2 --epochs 1 --required-accuracy 1.01 --plot {plot}"
+    run = run_example(tmp_path, "train_digits.py", *arguments.split(), needs=PLOTTING)
 
     assert run.returncode == 1
     assert "0 workers" in run.stdout
     last_line = run.stderr.splitlines()[-1]
     assert re.fullmatch(r"held-out accuracy is \d+\.\d+%, below the 101\.00% that are required", last_line)
     assert "<svg" in plot.read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_the_learning_rate_rises_to_its_peak_and_ends_near_zero(tmp_path: Path) -> None:
-    code = """
-    rates = []
-
-    class Recorded(train_digits.OneCycleLR):
-        def step(self):
-            super().step()
-            rates.append(self.get_last_lr()[0])
-
-    train_digits.OneCycleLR = Recorded
-    train_digits.main()
-    print(json.dumps([rates, train_digits.PEAK_LEARNING_RATE]))
-    """
-    options = ["--workers=0", "--epochs=2", "--batch-size=256", "--required-accuracy=0"]
-
-    rates, peak = json.loads(run_on_train_digits(tmp_path, code, *options).splitlines()[-1])
-
-    del rates[-1]  # set after the last step
-    assert len(rates) == 12  # one per step, not per epoch
-    assert 0.9 * peak < max(rates) <= peak
-    assert rates[0] < peak / 20
-    assert 0 < rates[-1] < peak / 1000
 
 
 @pytest.mark.slow
@@ -200,23 +164,6 @@ def test_bad_arguments_end_at_once_with_a_line_that_says_what_to_change(tmp_path
 
 
 @pytest.mark.slow
-def test_the_limit_is_named_after_the_share_of_time_spent_waiting(tmp_path: Path) -> None:
-    cases = [(0.012, 2, 8), (0.09, 2, 2), (0.2, 2, 8), (0.5, 2, 8), (0.5, 2, 2), (0.5, 0, 8)]
-    code = "print(json.dumps([train_digits.name_the_limit(s, w, 1, c) for s, w, c in json.loads(sys.argv[1])]))"
-
-    sentences = json.loads(run_on_train_digits(tmp_path, code, json.dumps(cases)))
-
-    assert sentences == [
-        "the loop waited for data 1.2% of the time: the model was the limit, more workers would not help",
-        "the loop waited for data 9.0% of the time: the model was the limit, more workers would not help",
-        "the loop waited for data 20.0% of the time: data and model were about equally fast, more workers would help",
-        "the loop waited for data 50.0% of the time: data was the limit, more workers would help",
-        "the loop waited for data 50.0% of the time: data was the limit, more workers would need more than 2 cores",
-        "the loop waited for data 50.0% of the time: data was the limit, more workers would help",
-    ]
-
-
-@pytest.mark.slow
 def test_frameworks_that_are_stopped_and_resumed_train_the_model_of_an_uninterrupted_plain_loop(tmp_path: Path) -> None:
     stopped = f"{TINY} --save-every 7 --stop-after 16 --save {tmp_path}"
 
@@ -248,6 +195,29 @@ def test_a_hugging_face_trainer_that_is_stopped_and_resumed_trains_the_same_mode
     )
 
     assert results == results[:1] * 2
+
+
+@pytest.mark.slow
+def test_a_timm_run_that_is_stopped_and_resumed_trains_the_model_of_an_uninterrupted_one(
+    tmp_path: Path, photos: Path
+) -> None:
+    tiny = "--epochs 1 --batch-size 128"
+    for part in ("train", "val"):
+        (tmp_path / part).symlink_to(photos)
+
+    results = run_examples(
+        tmp_path,
+        f"timm_example.py {tiny} --workers 0",
+        f"timm_example.py {tiny} --workers 1 --save-every 4 --stop-after 6 --save {tmp_path}/saved",
+        f"timm_example.py {tiny} --workers 0 --resume {tmp_path}/saved/epoch-0-sample-512",
+        f"timm_example.py --epochs 1 --batch-size 4 --workers 0 --root {tmp_path}",
+        needs=("timm", "torchvision", "PIL"),
+    )
+
+    assert len(results) == 3
+    assert results[0] == results[1]
+    assert "of 359 digits" in results[0]
+    assert "of 14 photos" in results[2]
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import warnings
@@ -25,7 +24,7 @@ from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning, WorkerDied
 from swift_loader.executors.process.deaths import ForkWatch
 from swift_loader.executors.process.fleet import TemplateFleet
 from tests.support import datasets
-from tests.support.helpers import ROOT, ids_of, make_loader, run_script, wait_until
+from tests.support.helpers import ids_of, make_loader, run_script
 
 _CONTEXT = multiprocessing.get_context("fork")
 _COUNT = _CONTEXT.Value("i", 0)
@@ -311,29 +310,3 @@ def test_the_end_of_a_script_runs_once(tmp_path: Path) -> None:
     printed = run_script(script, folder=tmp_path).split("\n")
     assert printed[0] == "buffered [[0, 1, 2, 3], [4, 5, 6, 7]]"
     assert sorted(printed[1:]) == ["", "at exit", "finalised"]
-
-
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_a_fork_ends_with_the_trainer(thread: str) -> None:
-    program = """
-import signal, sys, threading
-from swift_loader import SwiftLoader
-from tests.support import datasets
-loader = SwiftLoader(dataset=datasets.Counting(), batch_size=4, worker_per_consumer=2, start_method="fork")
-thread = threading.Thread(target=lambda: next(iter(loader)))
-if sys.argv[1] == "main":
-    thread.run()
-else:
-    thread.start()
-    thread.join()
-supervisor = loader._lifecycle.session.dispatcher._executor.fleet
-workers = supervisor.workers.values()
-print(*(one.pid for one in supervisor.starter.templates), *(one.process.pid for one in workers), flush=True)
-signal.pause()
-"""
-    with subprocess.Popen([sys.executable, "-c", program, thread], stdout=subprocess.PIPE, cwd=ROOT) as trainer:
-        assert trainer.stdout is not None
-        pids = [int(pid) for pid in trainer.stdout.readline().split()]
-        trainer.kill()
-    assert len(pids) == 3
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the end of the processes", 5)

@@ -7,8 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,8 @@ from tests.support.helpers import (
     loader_processes,
     make_loader,
     run_script,
-    session_of,
     set_environ,
     slow,
-    wait_until,
 )
 from tests.support.resumable import Shards
 
@@ -240,91 +237,6 @@ def test_a_script_is_not_run_again_and_its_classes_arrive_as_themselves(via: str
     first, *numbers = run_script(SCRIPT, via=via, folder=tmp_path).split()
     assert first == "script"
     assert [int(number) for number in numbers] == list(range(20))
-
-
-TRAINER = """
-import os, signal, sys
-from pathlib import Path
-from swift_loader import SwiftLoader
-from tests.support import datasets
-marker = sys.argv[1]
-loader = SwiftLoader(*{source}, batch_size=1, worker_per_consumer=2, shuffle=False, validate=False,
-                     start_method="portable")
-{body}
-signal.pause()
-"""
-TAKE_ONE = "iterator = iter(loader); next(iterator)"
-TOUCH = "Path(marker).touch()"
-FORK = "pid = os.fork()\nif pid == 0: os.setsid(); signal.pause()\nPath(marker + '.fork').write_text(str(pid))"
-
-STATES = {
-    "building": ("(datasets.FailsToBuild, {'deed': 'hang', 'marker': marker})", "loader.start(0)"),
-    "idle": ("(datasets.Counting, {'num_samples': 100})", f"{TAKE_ONE}; {TOUCH}"),
-    "computing": ("(datasets.Misbehaving, {'deed': 'hang', 'at': 0, 'marker': marker})", "list(loader)"),
-    "sending": (
-        "(datasets.FillsThePipe, {'marker': marker})",
-        f"{TAKE_ONE}; {TOUCH}; os.kill(os.getpid(), signal.SIGSTOP)",
-    ),
-    "with a fork of the trainer": ("(datasets.Counting, {'num_samples': 100})", f"{TAKE_ONE}\n{FORK}\n{TOUCH}"),
-}
-
-
-@contextmanager
-def trainer(state: str, marker: Path) -> Iterator[psutil.Process]:
-    source, body = STATES[state]
-    code = TRAINER.format(source=source, body=body)
-    with subprocess.Popen([sys.executable, "-c", code, str(marker)], cwd=ROOT, start_new_session=True) as process:
-        try:
-            wait_until(marker.exists, "the program's marker")
-            yield psutil.Process(process.pid)
-        finally:
-            for member in session_of(process.pid):
-                with suppress(psutil.NoSuchProcess):
-                    member.kill()
-
-
-@pytest.mark.parametrize("state", [*list(STATES)[:3], *map(slow, list(STATES)[3:])])
-def test_when_the_trainer_is_killed_its_workers_are_gone(state: str, tmp_path: Path) -> None:
-    marker, fork = tmp_path / "marker", tmp_path / "marker.fork"
-    with trainer(state, marker) as process:
-        if state == "sending":
-            wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "a stopped trainer")
-        try:
-            family = process.children()
-            assert family
-            process.kill()
-            expected = [child for child in family if not is_fork(child, fork)]
-            wait_until(lambda: all(map(is_gone, expected)), "the end of the workers")
-            check_no_names_of(process.pid)
-        finally:
-            if fork.exists():
-                os.kill(int(fork.read_text()), signal.SIGKILL)
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Return whether a process has ended. Whoever adopts it may reap it late."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def is_fork(process: psutil.Process, file: Path) -> bool:
-    return file.exists() and int(file.read_text()) == process.pid
-
-
-@pytest.mark.slow
-def test_close_ends_the_workers_whatever_they_do(tmp_path: Path) -> None:
-    marker = tmp_path / "hangs"
-    kwargs = {"deed": "hold-the-interpreter", "marker": str(marker), "at": 0}
-    loader = portable(datasets.Misbehaving, kwargs=kwargs, shuffle=False, validate=False)
-    loader.start(0)
-    loader_children()[1].send_signal(signal.SIGSTOP)
-    iterator = iter(loader)
-    wait_until(marker.exists, "a worker that holds the GIL")
-    del iterator
-    loader.close()
-    assert not loader_processes()
 
 
 # Other systems --------------------------------------------------------------------------------------------------------
