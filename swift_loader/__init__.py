@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from swift_loader.batch.collate import default_collate
     from swift_loader.dataloader.dataloader import DataLoader
     from swift_loader.device.move import to_device
-    from swift_loader.device.prefetcher import DevicePrefetcher, batch_key
+    from swift_loader.device.prefetch import DevicePrefetcher, batch_key
     from swift_loader.errors import (
         DatasetMismatch,
         EncodeError,
@@ -120,7 +120,7 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "DataLoader": "swift_loader.dataloader.dataloader",
-    "DevicePrefetcher": "swift_loader.device.prefetcher",
+    "DevicePrefetcher": "swift_loader.device.prefetch",
     "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
     "RayExecutor": "swift_loader.ray_executor",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
@@ -129,7 +129,7 @@ _HOMES = {
     "Stateful": "swift_loader.worker.stream",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
-    "batch_key": "swift_loader.device.prefetcher",
+    "batch_key": "swift_loader.device.prefetch",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",
     "sample_rng": "swift_loader.worker.seeding",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.device.target import Target, find_target
+from swift_loader.device.move import Target, find_target
 from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.local_builder import dataset_of

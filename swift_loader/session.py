@@ -15,11 +15,9 @@ from functools import partial
 from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.device.in_flight import CopiesInFlight
-from swift_loader.device.prefetch import PrefetchQueue
-from swift_loader.device.prefetcher import keyed_by
-from swift_loader.device.target import Target
-from swift_loader.device.transfer import Transfer
+from swift_loader.device.move import Target
+from swift_loader.device.prefetch import PrefetchQueue, keyed_by
+from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
@@ -123,8 +121,8 @@ class Session:
             num_workers=delivery.num_workers,
         )
         executor: Executor
-        make_page_lock = self._target.make_page_lock if self._target is not None else None
-        on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
+        page_lock = None if self._target is None else self._target.make_page_lock(self._notices)
+        on_segment = None if page_lock is None else page_lock.lock
         if self._broadcast is not None and not self._broadcast.is_leader:
             executor = ReceivingExecutor(self._broadcast, spec, self.metrics)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))

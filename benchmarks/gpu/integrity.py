@@ -33,7 +33,7 @@ from gpu.datasets import Blocks
 from gpu.outcome import Outcome
 from gpu.scale import Scale
 from swift_loader import SwiftLoader
-from swift_loader.device.in_flight import CopiesInFlight
+from swift_loader.device.streams import CopiesInFlight
 
 _BATCH_SIZE = 4
 _IN_FLIGHT = 4

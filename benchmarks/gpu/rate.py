@@ -64,7 +64,7 @@ def _measure_size(accelerator: Accelerator, scale: Scale, nbytes: int, notes: li
 def _make_segment(accelerator: Accelerator, nbytes: int, notes: list[str]) -> Segment:
     segment, descriptor = Segment.create(capacity_for(nbytes))
     os.close(descriptor)
-    PageLock(accelerator.registry(), notes.append).lock(segment)
+    PageLock(accelerator.registry(), notes).lock(segment)
     return segment
 
 

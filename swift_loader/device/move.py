@@ -1,7 +1,11 @@
-"""Moves a batch to a device, whatever its structure. Runs in the trainer."""
+"""Where a loader's batches go, and how they get there, whatever their structure. Runs in the trainer.
+
+Imports torch only if it is needed.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.tree import ATOMS, map_children
-from swift_loader.device.streams import STREAMING
-from swift_loader.device.transfer import Transfer
+from swift_loader.device.pinning import CudaRegistry, PageLock
+from swift_loader.device.streams import STREAMING, CopyStream, Transfer, copy_stream
+from swift_loader.errors import warn
 
 if TYPE_CHECKING:
     import torch
@@ -132,3 +137,114 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
         array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
     odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
     return array.copy() if odd or not array.flags.writeable else array
+
+
+class Target:
+    """Where batches go, and how. Moves each host batch once, and records its tensors on the device."""
+
+    def __init__(
+        self,
+        device: torch.device | None,
+        custom: Callable[..., Any] | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Move batches to a device. `custom(batch, device)` does it instead, if it is given. None: pin them only.
+
+        Raises `TypeError` if `custom` can't be called, or `dtype` isn't a floating-point dtype or comes with `custom`.
+        """
+        import torch
+
+        if custom is not None and not callable(custom):
+            raise TypeError(f"to_device is a {type(custom).__name__}, which can't be called; give a function, or None")
+        if custom is not None and dtype is not None:
+            raise TypeError("to_device and dtype were both given; give one: to_device converts by itself")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype={dtype!r} isn't a floating-point dtype of torch; give one, such as torch.bfloat16")
+        self._device = device
+        self._custom = custom
+        self._dtype = dtype
+        self._pins = torch.cuda.is_available()
+
+    def move(self, batch: Any, transfer: Transfer) -> Any:
+        """Return a host batch there."""
+        device, custom = self._device, self._custom
+        if device is None:
+            return pin(batch) if self._pins else as_tensors(batch)
+        is_streaming = device.type in STREAMING
+        if custom is None:
+            if is_streaming:
+                return move_to(batch, transfer, device, self._dtype)
+            return to_device(batch, device, self._dtype)
+        if not is_streaming:
+            return custom(batch, device)
+        moved = custom(owned(batch, transfer, device), device)
+        transfer.note(moved, device.type)  # it may have done anything, so its result is searched
+        return moved
+
+    def make_stream(self) -> CopyStream:
+        """Return the stream for the copies."""
+        return CopyStream() if self._device is None else copy_stream(self._device)
+
+    def make_page_lock(self, notices: deque[str]) -> PageLock | None:
+        """Return the page-lock for the source memory, which reports failures in `notices`. None: none is needed."""
+        if self._device is None or self._device.type != "cuda":
+            return None
+        return PageLock(CudaRegistry(self._device), notices)
+
+
+def find_target(
+    device: Any, custom: Callable[..., Any] | None, dtype: torch.dtype | None, *, pin_memory: bool
+) -> Target | None:
+    """Return where batches go. None: they stay the same.
+
+    Raises `TypeError` if `custom` can't be called, or comes without a device, or with a dtype.
+    """
+    for name, value in (("to_device", custom), ("dtype", dtype)):
+        if device is None and value is not None:
+            raise TypeError(f"{name} was given without a device; give both, or neither")
+    if device is not None:
+        return Target(device_of(device), custom, dtype)
+    if not pin_memory:
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        warn(
+            "pin_memory=True has no effect except that arrays become tensors: torch finds no CUDA device. Leave "
+            "pin_memory out"
+        )
+    return Target(None, None, None)
+
+
+def device_of(device: Any) -> torch.device:
+    """Return a device. A CUDA or XPU device without an index gets the current one.
+
+    Raises `ValueError` if torch doesn't know the name, `RuntimeError` if this machine has no such device.
+    """
+    import torch
+
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device={device!r} is unknown to torch ({error}); give for example 'cuda', 'cuda:1' or 'cpu'"
+        ) from None
+    if found.type not in STREAMING:
+        return found
+    api = getattr(torch, found.type)
+    num_devices = api.device_count()
+    if not api.is_available() or (found.index or 0) >= num_devices:
+        allowed = f"an index below {num_devices}, or 'cpu'" if num_devices else "'cpu'"
+        raise RuntimeError(f"device={device!r}, but torch finds {num_devices} {found.type} devices; give {allowed}")
+    return torch.device(found.type, api.current_device()) if found.index is None else found
+
+
+def default_device() -> torch.device:
+    """Return the current accelerator, or the CPU if there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if torch.xpu.is_available():
+        return torch.device("xpu", torch.xpu.current_device())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

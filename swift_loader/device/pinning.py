@@ -14,8 +14,10 @@ memory is used next.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.process_owner import ProcessOwner
@@ -39,8 +41,6 @@ _NOT_DURING_CAPTURE = 900
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 
-Notify = Callable[[str], None]
-
 
 class CudaRegistry:
     """cudaHostRegister and cudaHostUnregister of the runtime that torch uses, for one device."""
@@ -56,11 +56,11 @@ class CudaRegistry:
     def register(self, address: int, nbytes: int) -> str | None:
         """Page-lock a range. Return the runtime's message, "" on success, or None during a graph capture."""
         try:
-            code = self._call(lambda: self._cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+            code = self._call("cudaHostRegister", address, nbytes, _PORTABLE)
             if int(code) == _ALREADY_REGISTERED:
                 # An earlier mapping was registered at this address. The device still reads its old pages.
-                self._call(lambda: self._cudart.cudaHostUnregister(address))
-                code = self._call(lambda: self._cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+                self._call("cudaHostUnregister", address)
+                code = self._call("cudaHostRegister", address, nbytes, _PORTABLE)
             if int(code) == _NOT_DURING_CAPTURE:
                 return None
             return str(self._cudart.cudaGetErrorString(code)) if int(code) else ""
@@ -73,16 +73,16 @@ class CudaRegistry:
         May run while the interpreter exits, when the runtime is gone.
         """
         try:
-            code = self._call(lambda: self._cudart.cudaHostUnregister(address))
+            code = self._call("cudaHostUnregister", address)
             return int(code) in (0, _NOT_REGISTERED)
         except Exception:
             return False
 
-    def _call(self, call: Callable[[], Any]) -> Any:
-        """Make a call; return its error code."""
+    def _call(self, function: str, *arguments: int) -> Any:
+        """Call a function of the runtime; return its error code."""
         # The loader's threads have no device yet. Without this, each trainer would open a context on the first GPU.
         with relaxed_capture(self._exchange), self._torch.cuda.device(self._index):
-            code = call()
+            code = getattr(self._cudart, function)(*arguments)
             if int(code) not in (0, _NOT_DURING_CAPTURE):
                 with suppress(RuntimeError):
                     # CUDA keeps the last error, and torch raises it after the next kernel. Clear it here, because it is
@@ -118,10 +118,10 @@ def _find_exchange() -> Callable[[Any], Any]:
 class PageLock:
     """Page-locks segments until that fails once."""
 
-    def __init__(self, registry: CudaRegistry, notify: Notify) -> None:
-        """`notify` is called once, with a message for the user, if page-locking fails."""
+    def __init__(self, registry: CudaRegistry, notices: deque[str] | list[str]) -> None:
+        """`notices` get a message for the user if page-locking fails."""
         self._registry = registry
-        self._notify = notify
+        self._notices = notices
         self._process = ProcessOwner()
         self._works = True
 
@@ -135,38 +135,28 @@ class PageLock:
             return
         # Set the undo first. Else an interrupt between the two calls would let page-locked memory be unmapped, and the
         # device would read the old pages of a later mapping at this address.
-        segment.before_unmapping = self._undo_of(segment.address)
+        segment.before_unmapping = partial(_unlock, self._registry, self._process, segment.address)
         wrong = self._registry.register(segment.address, segment.nbytes)
         if wrong == "":
             return
         segment.before_unmapping = None
         if wrong is not None:
             self._works = False
-            self._notify(
+            self._notices.append(
                 f"page-locking {segment.nbytes} bytes of shared memory failed ({wrong}). Copies to the GPU are slower "
                 f"now. Possible reasons: too little free memory, the memory limit of a container or virtual machine, a "
                 f"sandbox. `ulimit -l` doesn't matter for NVIDIA's driver. Lower batch_size or data_queue_size "
                 f"(DataLoader: prefetch_factor)"
             )
 
-    def _undo_of(self, address: int) -> Callable[[], bool]:
-        """Return a function that unlocks a segment and doesn't refer to it.
-
-        The function returns whether the address may be used again.
-        """
-        registry, process = self._registry, self._process
-
-        def unlock() -> bool:
-            # A fork of the trainer has the mapping, but not the device. If unlocking fails, for example at exit, the
-            # address must not be used again: the device would still read the old memory there.
-            return not process.is_here() or registry.unregister(address)
-
-        return unlock
-
     def __repr__(self) -> str:
         return f"<PageLock {'works' if self._works else 'failed'}>"
 
 
-def cuda_page_lock(device: torch.device, notify: Notify) -> PageLock:
-    """Return a page-lock for memory that a CUDA device reads."""
-    return PageLock(CudaRegistry(device), notify)
+def _unlock(registry: CudaRegistry, process: ProcessOwner, address: int) -> bool:
+    """Unlock a segment, to which it doesn't refer. Return whether the address may be used again.
+
+    A fork of the trainer has the mapping, but not the device. If unlocking fails, for example at exit, the address must
+    not be used again: the device would still read the old memory there.
+    """
+    return not process.is_here() or registry.unregister(address)

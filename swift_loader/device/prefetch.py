@@ -4,22 +4,67 @@
 
 Nothing is lost if a Ctrl-C comes at any point: a batch that was pulled stays until it is moved, and a moved one until
 it is taken.
+
+A loader with a device is such a source. `DevicePrefetcher` makes one of any iterable. It asks for the next batch before
+it hands out the current one; work that the loop has queued on a GPU goes on meanwhile. A SwiftLoader doesn't need it:
+`loader.start(device=...)` takes ready batches and never blocks to get ahead.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import sys
+import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
-from swift_loader.device.in_flight import CopiesInFlight, Issued
-from swift_loader.device.transfer import Transfer
+from swift_loader.checks import check_integer
+from swift_loader.device.move import Target, default_device, device_of
+from swift_loader.device.streams import CopiesInFlight, Issued, Mover, Transfer
+from swift_loader.errors import StateMismatch
 from swift_loader.interrupts import is_interrupt
+from swift_loader.ranks.ranks import expected_ranks
+from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.scheduler.delivery import Delivery
 
+if TYPE_CHECKING:
+    from types import TracebackType
 
-class HostSource(Protocol):
+    import torch
+
+# Keys for random numbers on the device, derived from the batch alone. Runs in the loop's thread.
+
+_current: ContextVar[Callable[[], int] | None] = ContextVar("swift_loader_batch_key", default=None)
+
+
+def batch_key() -> int:
+    """Return the key of the batch that is being moved, a 64-bit integer. For use in `to_device`.
+
+    The key depends on (seed, epoch, position, rank). It differs for each batch, rank and epoch, and is the same after a
+    resume. Seed a generator with it: `torch.Generator(device).manual_seed(batch_key())`. Outside of a move, each call
+    returns a new random number, so a function can be tried alone.
+    """
+    make = _current.get()
+    return int.from_bytes(os.urandom(8), "little") if make is None else make()
+
+
+@contextmanager
+def keyed_by(make: Callable[[], int]) -> Iterator[None]:
+    """Return a context in which `batch_key` returns `make()`, in this thread."""
+    token = _current.set(make)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class HostSource(Mover, Protocol):
     """Gives batches on the host, and moves them."""
 
     def is_ready(self) -> bool:
@@ -31,10 +76,6 @@ class HostSource(Protocol):
 
         What it raises comes out of `take`, and the next `take` pulls again.
         """
-        ...
-
-    def move(self, delivery: Delivery, transfer: Transfer, /) -> Any:
-        """Return a pulled batch on the device. What it raises is the error in place of the batch."""
         ...
 
 
@@ -89,7 +130,7 @@ class PrefetchQueue:
         pulled = self._pulled
         if pulled.error is None:
             try:
-                issued = self._copies.issue(self._source.move, pulled, pulled.keep)
+                issued = self._copies.issue(self._source, pulled)
                 # `pulled` stays with the copy, which reads its batch.
                 moved = Delivery(
                     pulled.work, batch=issued.batch, failures=pulled.failures, num_before=pulled.num_before
@@ -123,3 +164,257 @@ class LazyPass:
         if self._take is None:
             self._take = self._begin()
         return self._take()
+
+
+class DevicePrefetcher:
+    """Moves the batches of an iterable to a device, ahead of the loop.
+
+    The source is any iterable: a torch DataLoader, a list, a generator, a loader of FFCV or DALI. Each `iter` begins a
+    pass over it. If the source is its own iterator (a generator), the next pass continues with what is left. No batch
+    that was moved ahead is lost.
+
+    `len`, `set_epoch`, `state_dict`, `load_state_dict` and `reset` use the source's methods. A state belongs to the
+    last batch that the loop got, not to the last one that the source gave. So the source is asked for its state after
+    each batch.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        device: torch.device | str | int | None = None,
+        to_device: Callable[..., Any] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        max_nb_batch_on_device: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        """Create a prefetcher. Takes nothing from the source yet.
+
+        Args:
+            iterable: The source.
+            device: Where batches go. The default is the current accelerator, else the CPU.
+            to_device: `to_device(batch, device)` replaces the default move. Called once per batch. Its work on the
+                current stream runs beside the loop's work. It can seed random numbers with `batch_key()`.
+            dtype: Floating-point tensors are converted to it on the device.
+            max_nb_batch_on_device: Batches on the device ahead of the loop.
+            seed: Base of `batch_key()`, which counts epochs and batches from the start of this prefetcher. The default
+                is the seed of torch's generator, `torch.initial_seed()`.
+
+        Raises:
+            TypeError: An argument has the wrong type.
+            ValueError: An argument is out of its range.
+        """
+        if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+            raise TypeError(f"a {type(iterable).__name__} can't be iterated over; give an iterable of batches")
+        self.device = default_device() if device is None else device_of(device)
+        self._source = iterable
+        self._target = Target(self.device, to_device, dtype)
+        self._depth = check_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1)
+        self._seed = None if seed is None else check_integer("seed", seed, 0)
+        self._copies: CopiesInFlight | None = None
+        """None before the first pass."""
+        self._close_copies: weakref.finalize[..., DevicePrefetcher] | None = None
+        self._queue: weakref.ref[PrefetchQueue] | None = None
+        """The last pass's batches, while its iterator lives."""
+        self._kept: PrefetchQueue | None = None
+        """The same if the source is its own iterator. They stay, because the next pass continues with them."""
+        self._next_epoch = 0
+        self._state: Any = None
+        """The source's state after the last batch that the loop got."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over a pass, which begins at the first `next`. After an error, each `next` raises it."""
+        return LazyPass(self._begin_pass)
+
+    def __len__(self) -> int:
+        """Return the source's length. Raises TypeError if it has none."""
+        return len(self._source)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, on the source or its sampler."""
+        self._next_epoch = check_integer("epoch", epoch, 0)
+        sampler, batch_sampler = getattr(self._source, "sampler", None), getattr(self._source, "batch_sampler", None)
+        for taker in (self._source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
+            if callable(getattr(taker, "set_epoch", None)):
+                before = _snapshot(self._source)
+                taker.set_epoch(epoch)  # type: ignore[union-attr]
+                if not _is_equal(_snapshot(self._source), before):
+                    self._state = None  # the epoch is part of the state
+                return
+
+    def state_dict(self) -> Any:
+        """Return the source's state after the last batch that the loop got; {} if the source has none.
+
+        The source is asked after each of its batches, because it can't tell later. If it raised then, so does this.
+        """
+        state = _snapshot(self._source) if self._state is None else self._state
+        if isinstance(state, Exception):
+            raise state
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume the source at this state, with the next pass. An iterator in use raises an error from now on.
+
+        Raises:
+            StateMismatch: The source takes no state.
+        """
+        load = getattr(self._source, "load_state_dict", None)
+        if callable(load):
+            load(state)
+        elif state:
+            raise StateMismatch(f"a {type(self._source).__name__} has no load_state_dict() to take this state")
+        self._abandon("load_state_dict()")
+
+    def reset(self) -> None:
+        """Reset the source, as DALI's iterators require between passes. Drops the batches that were moved ahead.
+
+        Raises:
+            TypeError: The source has no `reset()`.
+        """
+        reset = getattr(self._source, "reset", None)
+        if not callable(reset):
+            raise TypeError(f"a {type(self._source).__name__} has no reset(); begin a new pass with iter()")
+        reset()
+        self._abandon("reset()")
+
+    source = property(attrgetter("_source"), doc="The iterable that gives the batches.")
+    dataset = property(attrgetter("_source.dataset"), doc="The source's dataset.")
+    sampler = property(attrgetter("_source.sampler"), doc="The source's sampler.")
+    batch_sampler = property(attrgetter("_source.batch_sampler"), doc="The source's batch sampler.")
+    batch_size = property(attrgetter("_source.batch_size"), doc="The source's batch size.")
+
+    def close(self) -> None:
+        """Drop the batches that were moved ahead and wait for the running copies. Idempotent. Keeps the source."""
+        self._abandon("close()")
+        if self._close_copies is not None:
+            self._close_copies()
+        self._copies = None
+
+    def __enter__(self) -> DevicePrefetcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin_pass(self) -> Callable[[], Any]:
+        """Begin a pass over the source, or continue one that can't begin again."""
+        batches = iter(self._source)
+        is_its_own = batches is self._source
+        queue = self._kept if is_its_own else None
+        if queue is None or queue.is_over:
+            queue = self._new_queue(batches)
+            self._queue, self._kept = weakref.ref(queue), queue if is_its_own else None
+        return partial(self._take, queue)
+
+    def _new_queue(self, batches: Iterator[Any]) -> PrefetchQueue:
+        import torch
+
+        if self._copies is None:
+            self._copies = CopiesInFlight(self._target.make_stream(), self._depth)
+            self._close_copies = weakref.finalize(self, self._copies.close)
+        self._state = _snapshot(self._source) or None
+        seed = torch.initial_seed() if self._seed is None else self._seed
+        host = _HostPass(self._source, batches, self._copies, self._target, seed, self._next_epoch)
+        self._next_epoch += 1
+        return PrefetchQueue(host, self._copies, self._depth)
+
+    def _take(self, queue: PrefetchQueue) -> Any:
+        """Return the pass's next batch, and record the source's state after it."""
+        delivery = queue.take()
+        error = delivery.error
+        if error is not None and not isinstance(error, StopIteration):
+            raise error
+        batch, state = delivery.batch
+        if queue is self._current:
+            self._state = state
+        if error is not None:
+            raise StopIteration
+        return batch
+
+    def _abandon(self, what: str) -> None:
+        if (queue := self._current) is not None:
+            queue.abandon(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
+        self._queue = self._kept = self._state = None
+
+    @property
+    def _current(self) -> PrefetchQueue | None:
+        return None if self._queue is None else self._queue()
+
+    def __repr__(self) -> str:
+        return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current or 'no pass'}>"
+
+
+# What follows refers to the source, not to the prefetcher. A cycle would keep the source's processes alive.
+
+
+class _HostPass:
+    """A pass over the source. A delivery's batch is the source's batch, the source's state after it and, until it is
+    moved, the function that returns its key.
+
+    The source may write all its batches into the same memory. So it isn't asked for the next batch before the copies of
+    the last one are over. Tensors of the source that are on the device already are copied on the loop's stream.
+    """
+
+    def __init__(
+        self, source: Any, batches: Iterator[Any], copies: CopiesInFlight, target: Target, seed: int, epoch: int
+    ) -> None:
+        self._source = source
+        self._batches = batches
+        self._copies = copies
+        self._target = target
+        self._seed = seed
+        self._epoch = epoch
+        self._rank = expected_ranks(None).rank
+        self._num_pulled = 0
+
+    def is_ready(self) -> bool:
+        """Return True: nothing tells whether the source would block."""
+        return True
+
+    def pull(self) -> Delivery:
+        """Return the next batch. Its error is a StopIteration at the source's end."""
+        try:
+            self._copies.wait()
+            batch = next(self._batches)
+        except StopIteration:
+            return Delivery(batch=(None, _snapshot(self._source)), error=StopIteration())
+        except Exception as error:
+            return Delivery(error=error)
+        pulled = Delivery(batch=(batch, _snapshot(self._source), self._key()))
+        self._num_pulled += 1
+        return pulled
+
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        """Return the batch on the device. It shares no memory with the source."""
+        batch, state, key = delivery.batch
+        try:
+            with keyed_by(key):
+                return self._target.move(batch, transfer), state
+        except StopIteration as stop:
+            raise RuntimeError("to_device raised StopIteration, which would end the pass early") from stop
+
+    def _key(self) -> Callable[[], int]:
+        """Return what returns the key of the batch that was just pulled."""
+        if not hasattr(self._source, "device_key"):
+            return partial(derive_key, self._seed, Purpose.DEVICE.value, self._epoch, self._num_pulled, self._rank)
+        key = self._source.device_key()  # it knows its place in the run
+        return lambda: key
+
+
+def _snapshot(source: Any) -> Any:
+    """Return a copy of the source's state; {} if it has none, or the error that it raised."""
+    take = getattr(source, "state_dict", None)
+    try:
+        return copy.deepcopy(take()) if callable(take) else {}
+    except Exception as error:  # raised by state_dict(), not in the loop
+        return error
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two states are equal; False if they can't be compared."""
+    try:
+        return bool(one == other)
+    except Exception:  # arrays of several elements, for instance
+        return False

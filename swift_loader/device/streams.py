@@ -1,4 +1,4 @@
-"""The CUDA or XPU stream for copies, beside the loop's stream.
+"""Copies to the device: the stream that they run on, what they read and write, and when they are over.
 
     copying ──► record ──► an event ──query, synchronize──► the copy is over: its host memory may be written again
                               └──hand_over──► the loop's stream waits for the copy, and its memory is the loop's
@@ -9,9 +9,17 @@ Other devices (CPU, MPS) have no stream here: copies to them are over when the c
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from swift_loader.batch.tree import search
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.delivery import Delivery
+from swift_loader.worker.torch_worker import ordinary_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -32,61 +40,33 @@ class Event(Protocol):
         ...
 
 
-class CopyStream(Protocol):
-    """Where copies run. Used by one thread at a time.
+class CopyStream:
+    """Where copies run. This one is for devices where a move is over when it returns. Used by one thread at a time.
 
     The loop's stream is the current one of the thread that calls, outside of `copying`.
     """
 
     def copying(self) -> Any:
         """Return a context in which copies run beside the loop's work."""
-        ...
-
-    def catch_up(self) -> None:
-        """Make later copies wait for the loop's queued work."""
-        ...
-
-    def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor on the device, made on the loop's stream. Later copies wait for it."""
-        ...
-
-    def record(self) -> Event:
-        """Return an event that passes when all copies issued so far are over."""
-        ...
-
-    def mark(self) -> Event:
-        """Return an event that passes when the loop's queued work is done."""
-        ...
-
-    def hand_over(self, parts: Sequence[Any], event: Event) -> None:
-        """Make the loop's stream wait for the event, and give it the memory of the copies before it."""
-        ...
-
-
-class NoStream:
-    """For devices where a move is over when it returns."""
-
-    def copying(self) -> Any:
-        """Return a context that changes nothing."""
         return nullcontext()
 
     def catch_up(self) -> None:
-        """Do nothing."""
+        """Make later copies wait for the loop's queued work."""
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself: moves to these devices wait for their copies."""
-        return tensor
+        """Return a copy of a tensor on the device, made on the loop's stream. Later copies wait for it."""
+        return tensor  # this device's moves wait for their copies
 
     def record(self) -> Event:
-        """Return an event that has passed."""
+        """Return an event that passes when all copies issued so far are over."""
         return _PASSED
 
     def mark(self) -> Event:
-        """Return an event that has passed."""
+        """Return an event that passes when the loop's queued work is done."""
         return _PASSED
 
     def hand_over(self, parts: Sequence[Any], event: Event) -> None:
-        """Do nothing."""
+        """Make the loop's stream wait for the event, and give it the memory of the copies before it."""
 
 
 class _Passed:
@@ -100,7 +80,7 @@ class _Passed:
 _PASSED = _Passed()
 
 
-class AcceleratorStream:
+class AcceleratorStream(CopyStream):
     """A side stream of a CUDA or XPU device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -166,4 +146,209 @@ class AcceleratorStream:
 
 def copy_stream(device: torch.device) -> CopyStream:
     """Return the stream for copies to a device."""
-    return AcceleratorStream(device) if device.type in STREAMING else NoStream()
+    return AcceleratorStream(device) if device.type in STREAMING else CopyStream()
+
+
+# What a move leaves on the device.
+
+
+class Transfer:
+    """One batch's move. Belongs to the thread that moves it."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        self._stream = stream
+        self.parts: list[Any] = []
+        """What the loop gets on the device: tensors, and objects with their own `record_stream`."""
+        self.sources: list[Any] = []
+        """Tensors to keep until the copies are over."""
+
+    def note(self, moved: Any, device_type: str) -> None:
+        """Record all tensors on the device in a moved batch."""
+        self.parts += (part for part in tensors_in(moved) if _is_on(part, device_type))
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor that is on the device already. Made on the loop's stream, before the other copies.
+
+        The tensor's source may write all its batches into the same memory, and the loop's stream may still write it.
+        """
+        owned = self._stream.own(tensor)
+        self.sources.append(owned)
+        return owned
+
+    def wait_for(self, batch: Any, device_type: str) -> bool:
+        """Make the copies wait for the loop's stream if a part of the batch is on this kind of device already.
+
+        Returns:
+            Whether a part is there.
+        """
+        is_there = any(_is_on(part, device_type) for part in tensors_in(batch))
+        if is_there:
+            self._stream.catch_up()
+        return is_there
+
+
+def _is_on(part: Any, device_type: str) -> bool:
+    """Return whether a part may be on this kind of device. Objects other than tensors always may."""
+    import torch
+
+    return not isinstance(part, torch.Tensor) or part.device.type == device_type
+
+
+def tensors_in(batch: Any) -> Iterator[Any]:
+    """Yield all strided tensors of a batch, and objects that have a `record_stream` of their own.
+
+    Searches containers, Mappings and the attributes of all objects, at any depth. For a sparse tensor, yields the
+    tensors that it consists of.
+    """
+    import torch
+
+    def is_wanted(part: Any) -> bool:
+        return isinstance(part, torch.Tensor) or callable(getattr(part, "record_stream", None))
+
+    for part in search(batch, is_wanted):
+        if isinstance(part, torch.Tensor):
+            yield from _dense_parts(part)
+        else:
+            yield part
+
+
+def _dense_parts(tensor: Any) -> Iterator[Any]:
+    import torch
+
+    if tensor.layout is torch.strided:
+        yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - torch's names; the public ones need a coalesced one
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:  # a nested tensor of the jagged layout, which has its own record_stream
+        yield tensor
+
+
+# The running copies and the host memory they read. They bound the loop's lead over the device.
+
+MIN_STEPS_QUEUED = 2
+"""The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A batch whose copies were issued."""
+
+    batch: Any
+    """On the device. Complete once the event has passed."""
+    transfer: Transfer
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyInFlight:
+    event: Event
+    delivery: Delivery
+    """On the host."""
+    sources: Sequence[Any]
+    """On the device. Not the loop's tensors, which may be dropped earlier."""
+
+
+class Mover(Protocol):
+    """Moves batches."""
+
+    def move(self, delivery: Delivery, transfer: Transfer, /) -> Any:
+        """Return a batch on the device. What it raises is the error in place of the batch."""
+        ...
+
+
+class CopiesInFlight:
+    """Keeps each host batch until its copy is over, and bounds how far the loop runs ahead of the device.
+
+    While a reference to a host batch exists, its slot isn't written again and its memory stays mapped. This class holds
+    that reference. The loop's thread uses it. Any thread may close it, at any time.
+
+    A batch that the loop drops keeps its memory on the device until its step has run. A loop that never synchronises
+    queues hundreds of steps. So `begin_step` blocks until at most `max_steps` of them are left to run.
+
+    Rejected alternative: allocate on the loop's stream and let the side stream wait for it before each copy. Then each
+    copy runs after all queued steps, so it can't overlap them. Host batches would also be kept for as many steps as the
+    loop is ahead, without a bound.
+    """
+
+    def __init__(self, stream: CopyStream, depth: int = 1) -> None:
+        """Create an empty tracker. `depth` is how many batches may be on the device ahead of the loop."""
+        self._stream = stream
+        self._max_steps = max(MIN_STEPS_QUEUED, depth)
+        self._steps: deque[Event] = deque()
+        """One at the start of each of the loop's last steps, oldest first."""
+        # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
+        self._lock = threading.RLock()
+        """Guards the next two."""
+        self._in_flight: deque[_CopyInFlight] = deque()
+        """Oldest first."""
+        self._is_closed = False
+        self._process = ProcessOwner()
+
+    def begin_step(self) -> None:
+        """Record that the loop asks for its next batch, so it has queued all work on the earlier ones.
+
+        Blocks until at most `max_steps` steps are left on the device.
+        """
+        self._steps.append(self._stream.mark())
+        while len(self._steps) > self._max_steps:
+            self._steps[0].synchronize()
+            self._steps.popleft()  # last: a Ctrl-C before it changes nothing
+        self.drop_finished()
+
+    def issue(self, mover: Mover, delivery: Delivery) -> Issued:
+        """Issue the copies of a batch and return it. The delivery is told once they are over, by a later call."""
+        transfer = Transfer(self._stream)
+        try:
+            with ordinary_tensors(), self._stream.copying():
+                moved = mover.move(delivery, transfer)
+        finally:  # a move may issue some copies and then raise
+            event = self._stream.record()
+            with self._lock:
+                self._in_flight.append(_CopyInFlight(event, delivery, transfer.sources))
+                if self._is_closed:  # closed meanwhile, so no later call lets it go
+                    event.synchronize()
+            self.drop_finished()
+        return Issued(moved, transfer, event)
+
+    def catch_up(self) -> None:
+        """Make later copies wait for the work that the loop has queued so far."""
+        self._stream.catch_up()
+
+    def hand_over(self, issued: Issued) -> None:
+        """Give a moved batch to the loop: its later work waits for the copy."""
+        self._stream.hand_over(issued.transfer.parts, issued.event)
+
+    def drop_finished(self) -> None:
+        """Drop the host batches whose copies are over. Doesn't block."""
+        dropped: deque[_CopyInFlight] = deque()
+        with self._lock:
+            while self._in_flight and self._in_flight[0].event.query():
+                dropped.append(self._in_flight.popleft())
+        for over in dropped:
+            over.delivery.keep()
+        del dropped  # outside the lock: the user's objects may have finalisers
+
+    def wait(self) -> None:
+        """Block until the copies issued so far are over."""
+        with self._lock:
+            last = self._in_flight[-1].event if self._in_flight else None
+        if last is not None:
+            last.synchronize()
+            self.drop_finished()
+
+    def close(self) -> None:
+        """Wait until all copies are over, and drop the host batches. Idempotent."""
+        if not self._process.is_here():  # a fork of the trainer has no running copies and no device
+            return
+        with self._lock:
+            self._is_closed = True
+            dropped, self._in_flight = self._in_flight, deque()
+            if dropped:
+                dropped[-1].event.synchronize()  # copies end in the order in which they were issued
+
+    def __repr__(self) -> str:
+        return f"<CopiesInFlight {len(self._in_flight)} under way>"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from swift_loader.device.move import to_device
-from swift_loader.device.prefetcher import DevicePrefetcher, batch_key
+from swift_loader.device.prefetch import DevicePrefetcher, batch_key
 from swift_loader.errors import warn
 from swift_loader.loader import SwiftLoader
 from swift_loader.report.report import Report

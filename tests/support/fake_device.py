@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.device.transfer import Transfer
+from swift_loader.device.streams import CopyStream, Transfer
+from swift_loader.scheduler.delivery import Delivery
 
 Array = NDArray[Any]
 
@@ -47,6 +48,16 @@ class FakeEvent:
             self._advance()
 
 
+class Moving:
+    """Moves the batch of a delivery by a function."""
+
+    def __init__(self, move: Callable[[Any, Transfer], Any]) -> None:
+        self._move = move
+
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        return self._move(delivery.batch, transfer)
+
+
 class Block:
     """A piece of the device's memory."""
 
@@ -56,7 +67,7 @@ class Block:
         """Whether the loop's stream uses it."""
 
 
-class FakeDevice:
+class FakeDevice(CopyStream):
     """A `CopyStream`, and what moves batches; until its event has passed, a moved array is something else."""
 
     def __init__(self, lag: int = 0, max_queued: int = 1024) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from swift_loader import SwiftLoader
+from swift_loader.device.move import Target
 from swift_loader.device.pinning import CudaRegistry, PageLock
-from swift_loader.device.target import Target
-from swift_loader.device.transfer import Transfer
+from swift_loader.device.streams import CopyStream, Transfer
 from tests.support.datasets import Blocks
 from tests.support.device_loaders import BATCH_SIZE, Start
 from tests.support.fake_device import FakeDevice, Registry
@@ -29,15 +30,19 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         registry: Registry | None = None,
         **options: Any,
     ) -> SwiftLoader:
-        def page_lock(notify: Callable[[str], None]) -> PageLock:
-            return PageLock(cast(CudaRegistry, registry or Registry()), notify)
+        class FakeTarget(Target):
+            def make_page_lock(self, notices: deque[str]) -> PageLock:
+                return PageLock(cast(CudaRegistry, registry or Registry()), notices)
 
-        def to_device(batch: Any, transfer: Transfer) -> Any:
-            moved = (move or device.copy)(batch)
-            transfer.parts.append(moved)
-            return moved
+            def make_stream(self) -> CopyStream:
+                return device
 
-        target = Target(to_device, lambda: device, page_lock)
+            def move(self, batch: Any, transfer: Transfer) -> Any:
+                moved = (move or device.copy)(batch)
+                transfer.parts.append(moved)
+                return moved
+
+        target = FakeTarget(None, None, None)
         monkeypatch.setattr("swift_loader.lifecycle.find_target", lambda *_, **__: target)
         loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
         started.append(loader)

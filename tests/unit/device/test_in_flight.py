@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from swift_loader.device.in_flight import CopiesInFlight, Issued
-from swift_loader.device.transfer import Transfer
-from tests.support.fake_device import FakeDevice
+from swift_loader.device.streams import CopiesInFlight, Issued, Transfer
+from swift_loader.scheduler.delivery import Delivery
+from tests.support.fake_device import FakeDevice, Moving
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +24,9 @@ class Host:
 
 
 def issue(copies: CopiesInFlight, device: FakeDevice, number: int) -> Issued:
-    return copies.issue(lambda host, transfer: device.move(host.data, transfer), Host(device, number))
+    return copies.issue(
+        Moving(lambda host, transfer: device.move(host.data, transfer)), Delivery(batch=Host(device, number))
+    )
 
 
 def test_a_batch_is_copied_recorded_handed_over_and_then_let_go() -> None:
@@ -77,7 +78,7 @@ def test_what_a_move_that_raises_has_issued_is_under_way_all_the_same() -> None:
         raise ValueError("the second array is too large")
 
     with pytest.raises(ValueError, match="too large"):
-        copies.issue(move, Host(device, 0))
+        copies.issue(Moving(move), Delivery(batch=Host(device, 0)))
     assert device.log == ["copy 0", "event 0"], "its memory could be written while it is read"
     copies.close()
     assert device.log[-1] == "release 0"
@@ -91,7 +92,7 @@ def test_a_copy_issued_while_another_thread_closes_is_waited_for() -> None:
         copies.close()  # as another thread would, in the midst of this
         return device.copy(host.data)
 
-    moved = copies.issue(move, Host(device, 3)).batch
+    moved = copies.issue(Moving(move), Delivery(batch=Host(device, 3))).batch
     assert (moved == 3).all()
     assert device.log == ["copy 0", "event 0", "wait for 0", "release 3"]
 
@@ -149,9 +150,14 @@ def test_a_ctrl_c_while_the_device_is_waited_for_changes_nothing() -> None:
 def test_what_is_told_of_the_end_of_a_copy_is_told_once_and_not_before_it() -> None:
     device, ended = FakeDevice(lag=9), list[int]()
     copies = CopiesInFlight(device)
+
+    class Told(Delivery):
+        def keep(self) -> None:
+            ended.append(self.number)
+
     for number in range(3):
-        host = Host(device, number)
-        copies.issue(lambda host, _: device.copy(host.data), host, partial(ended.append, number))
+        mover = Moving(lambda host, _: device.copy(host.data))
+        copies.issue(mover, Told(batch=Host(device, number), number=number))
     copies.drop_finished()
     assert ended == []
     device.advance()

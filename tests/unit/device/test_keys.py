@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from swift_loader import batch_key
-from swift_loader.device.prefetcher import keyed_by
+from swift_loader.device.prefetch import keyed_by
 
 
 def test_outside_of_a_move_a_key_is_another_each_time() -> None:

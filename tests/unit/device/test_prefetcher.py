@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from swift_loader import DevicePrefetcher, batch_key
-from swift_loader.device.transfer import Transfer
+from swift_loader.device.move import Target
+from swift_loader.device.streams import CopyStream, Transfer
 from tests.support.datasets import Counting
 from tests.support.fake_device import FakeDevice
 from tests.support.helpers import make_loader
@@ -59,13 +60,16 @@ def test_the_source_is_asked_for_so_many_ahead_and_for_none_before_the_first(dep
 def late_prefetcher(monkeypatch: pytest.MonkeyPatch, source: Any) -> tuple[DevicePrefetcher, FakeDevice, list[Any]]:
     """Return a prefetcher to a device that makes no copy by itself, and what it has moved."""
     device, moved = FakeDevice(lag=9), list[Any]()
-    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
 
-    def move(batch: Any, transfer: Transfer) -> Any:
-        moved.append(device.move(batch, transfer))
-        return moved[-1]
+    class LateTarget(Target):
+        def make_stream(self) -> CopyStream:
+            return device
 
-    monkeypatch.setattr("swift_loader.device.prefetcher.mover", lambda *_: move)
+        def move(self, batch: Any, transfer: Transfer) -> Any:
+            moved.append(device.move(batch, transfer))
+            return moved[-1]
+
+    monkeypatch.setattr("swift_loader.device.prefetch.Target", LateTarget)
     return DevicePrefetcher(source, "cpu"), device, moved
 
 

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader.device import move, streams, target
-from swift_loader.device.in_flight import CopiesInFlight
-from swift_loader.device.streams import AcceleratorStream
-from swift_loader.device.target import mover
+from swift_loader.device import move, streams
+from swift_loader.device.streams import AcceleratorStream, CopiesInFlight
+from swift_loader.scheduler.delivery import Delivery
+from tests.support.fake_device import Moving
 
 THERE = torch.device("meta", 0)
+
+
+def moving(custom: Any = None) -> Moving:
+    return Moving(move.Target(THERE, custom, None).move)
 
 
 class FakeStream:
@@ -72,7 +76,7 @@ class Api:
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
     monkeypatch.setattr(torch, "meta", fake, raising=False)
-    for module in (move, target, streams):
+    for module in (move, streams):
         monkeypatch.setattr(module, "STREAMING", ("meta",))
 
     def record_stream(tensor: torch.Tensor, stream: FakeStream) -> None:
@@ -84,7 +88,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for_it(api: Api) -> None:
     copies = CopiesInFlight(AcceleratorStream(THERE))
-    issued = copies.issue(mover(THERE, None, None), {"x": torch.ones(2), "y": [torch.ones(3), "text"]})
+    issued = copies.issue(moving(), Delivery(batch={"x": torch.ones(2), "y": [torch.ones(3), "text"]}))
     assert api.log == ["event on side"]
     copies.hand_over(issued)
     assert api.log[1:] == ["loop waits for the event", "(2,) kept for loop", "(3,) kept for loop"]
@@ -93,7 +97,7 @@ def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for
 def test_what_is_on_the_device_already_is_copied_on_the_loops_stream_before_the_copies(api: Api) -> None:
     copies = CopiesInFlight(AcceleratorStream(THERE))
     there = torch.empty(4, device=THERE)
-    issued = copies.issue(mover(THERE, None, None), [there, torch.ones(2)])
+    issued = copies.issue(moving(), Delivery(batch=[there, torch.ones(2)]))
     assert api.log == ["side waits for loop", "event on side"]
     assert issued.batch[0].device.type == "meta"
     assert issued.batch[0] is not there, "the source may write it again"
@@ -107,7 +111,7 @@ def test_a_function_of_ones_own_comes_after_what_its_batch_has_on_the_device(api
 
     batch = [torch.ones(2), torch.empty(4, device=THERE if is_there else "cpu")]
     copies = CopiesInFlight(AcceleratorStream(THERE))
-    copies.hand_over(copies.issue(mover(THERE, to_device, None), batch))
+    copies.hand_over(copies.issue(moving(to_device), Delivery(batch=batch)))
     waits = [entry for entry in api.log[: api.log.index("moved")] if entry == "side waits for loop"]
     assert bool(waits) is is_there
     assert api.log[-2:] == ["(2,) kept for loop", "(4,) kept for loop"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader.device.prefetcher import batch_key
+from swift_loader.device.prefetch import batch_key
 
 
 @pytest.fixture(scope="session")

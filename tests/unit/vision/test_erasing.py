@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader.device.prefetcher import keyed_by
+from swift_loader.device.prefetch import keyed_by
 from swift_loader.vision import RandomErasing
 from tests.unit.vision.conftest import assert_same, seed_everything
 

@@ -32,7 +32,7 @@ pytestmark = NEEDS_GPU
 
 def test_a_segment_is_page_locked_until_it_is_unmapped() -> None:
     notices: list[str] = []
-    page_lock = PageLock(CudaRegistry(CUDA), notices.append)
+    page_lock = PageLock(CudaRegistry(CUDA), notices)
     for _ in range(3):  # as a rule, at the same address
         segment = make_segment()
         page_lock.lock(segment)
@@ -67,7 +67,7 @@ def test_a_ctrl_c_right_after_page_locking_leaves_nothing_page_locked_that_is_un
     for number in range(3):  # as a rule, at the same address
         segment = make_segment()
         with pytest.raises(KeyboardInterrupt):
-            PageLock(Interrupted(CUDA), print).lock(segment)
+            PageLock(Interrupted(CUDA), []).lock(segment)
         segment.array()[:] = number
         assert torch.from_numpy(segment.array()).to(CUDA, non_blocking=True).eq(number).all().item()
         address = segment.address
