@@ -52,6 +52,26 @@ class Lists(Numbers):
         return list(index)
 
 
+class Remembering(Numbers):
+    """Counts its samples, and gives the count with each. Its state is larger than a message."""
+
+    bulk = bytes(300_000)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        return index, self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "bulk": self.bulk}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        assert state["bulk"] == self.bulk
+
+
 class Drawing(Numbers):
     """Each sample draws from all global generators."""
 

@@ -17,7 +17,17 @@ from torch.utils.data import Sampler
 from swift_loader import DataLoader, StateMismatch
 from tests.support.chains import Chain, Make, plain, run_whole, seed_all
 from tests.support.helpers import every, exhaustive, exhaustive_unless
-from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Numbers, Shards, streaming
+from tests.support.resumable import (
+    DRAWING,
+    SAMPLED,
+    SHARED,
+    SHARED_DRAWING,
+    STREAMS,
+    Numbers,
+    Remembering,
+    Shards,
+    streaming,
+)
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -209,29 +219,10 @@ def test_a_sampler_with_an_epoch_draws_the_rest_from_the_saved_generator(num_tak
     assert [plain(batch) for batch in loaders[1]] == rest
 
 
-class Counting(Numbers):
-    """Counts its samples."""
-
-    num_samples = 0
-    bulk = bytes(300_000)
-    """Is larger than a message."""
-
-    def __getitem__(self, index: int) -> int:
-        self.num_samples += 1
-        return self.num_samples
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_samples": self.num_samples, "bulk": self.bulk}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_samples = state["num_samples"]
-        assert state["bulk"] == self.bulk
-
-
 @pytest.mark.parametrize("num_left", [0, 1])
 def test_the_epoch_after_one_with_nothing_left_continues_persistent_datasets(num_left: int) -> None:
     options: Any = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
-    datasets: Any = Counting(), Counting()
+    datasets: Any = Remembering(), Remembering()
     loaders: list[Any] = [DataLoader(dataset, 50, **options) for dataset in datasets]
     iterator = iter(loaders[0])
     for _ in range(3 - num_left):

@@ -21,7 +21,7 @@ from swift_loader.integrations import converted
 from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.datasets import identity
 from tests.support.helpers import exhaustive_unless, wait_until
-from tests.support.resumable import SAMPLED, STREAMS, Drawing
+from tests.support.resumable import SAMPLED, STREAMS, Drawing, Remembering
 from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, fail, numbers, worker_threads
 
 NUM_STOPS = 50
@@ -61,24 +61,6 @@ class Whole(Varied):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [{"drawn": sample_rng().random(2), **self[index]} for index in indices]
-
-
-class Stateful(Faulty):
-    """Counts its samples, and gives the count with each."""
-
-    def __init__(self) -> None:
-        super().__init__(-1, fail)
-        self.count = 0
-
-    def __getitem__(self, index: int) -> Any:
-        self.count += 1
-        return index, self.count
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
 
 
 class Numbers(IterableDataset[int]):
@@ -170,7 +152,7 @@ def test_a_state_continues_in_processes_and_one_of_processes_in_threads() -> Non
 
 
 def test_each_thread_has_its_own_dataset_if_that_has_a_state() -> None:
-    dataset: Any = Stateful()
+    dataset: Any = Remembering()
     found: dict[str, Any] = {}
     for worker_type in ("thread", "process"):
         options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork", "batch_size": 4}
@@ -186,7 +168,7 @@ def test_each_thread_has_its_own_dataset_if_that_has_a_state() -> None:
 
 
 def test_the_states_of_all_threads_are_saved_under_their_numbers() -> None:
-    loader = threaded(Stateful(), num_workers=2)
+    loader = threaded(Remembering(), num_workers=2)
     iterator = iter(loader)
     for _ in range(6):
         next(iterator)
@@ -195,9 +177,9 @@ def test_the_states_of_all_threads_are_saved_under_their_numbers() -> None:
 
 
 def test_a_dataset_with_a_state_that_can_not_be_copied_is_refused() -> None:
-    dataset: Any = Stateful()
+    dataset: Any = Remembering()
     dataset.lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"a Stateful, can't be copied .*give it a __deepcopy__, or worker_type"):
+    with pytest.raises(TypeError, match=r"a Remembering, can't be copied .*give it a __deepcopy__, or worker_type"):
         iter(threaded(dataset))
 
 

@@ -31,19 +31,26 @@ def alarm_after() -> Iterator[Callable[[float], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
+def interrupted_next(iterator: Any, alarm_after: Callable[[float], object], seconds: float) -> tuple[Any, bool]:
+    """Return the next batch, if it came, and whether the alarm did."""
+    batch = None
+    try:
+        alarm_after(seconds)
+        batch = iterator.__next__()  # `next` may be interrupted after it, too, as it returns
+        alarm_after(0)
+    except Alarm:
+        return batch, True
+    return batch, False
+
+
 def test_a_pass_goes_on_where_it_was_after_an_alarm_while_it_waited(alarm_after: Callable[[float], object]) -> None:
     with make_loader(datasets.Slow, kwargs={"num_samples": 12, "seconds": 0.3}, batch_size=2, shuffle=False) as loader:
         loader.start(0)
         for _ in range(2):
             iterator, got, num_alarms = iter(loader), list[int](), 0
             while len(got) < 12:
-                batch = None
-                try:
-                    alarm_after(0.17)
-                    batch = iterator.__next__()  # `next` may be interrupted after it, too, as it returns
-                    alarm_after(0)
-                except Alarm:
-                    num_alarms += 1
+                batch, is_alarmed = interrupted_next(iterator, alarm_after, 0.17)
+                num_alarms += is_alarmed
                 if batch is not None:
                     got += batch["id"].tolist()
             assert got == list(range(12))
@@ -162,13 +169,8 @@ def test_without_workers_an_alarm_comes_out_and_no_sample_is_lost(
     with make_loader(datasets.Slow, workers=0, **options) as loader:
         iterator, got, num_alarms = iter(loader), list[int](), 0
         while len(got) < 12:
-            batch = None
-            try:
-                alarm_after(0.03 if num_alarms < 3 else 0)
-                batch = iterator.__next__()  # as above
-                alarm_after(0)
-            except Alarm:
-                num_alarms += 1
+            batch, is_alarmed = interrupted_next(iterator, alarm_after, 0.03 if num_alarms < 3 else 0)
+            num_alarms += is_alarmed
             if batch is not None:
                 got += batch["id"].tolist()
         assert got == list(range(12))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,17 @@ def test_a_prepared_loader_keeps_its_class_gives_what_torch_gives_and_resumes_ex
         for run in rank["resumed"]:
             assert run["seen"] == whole["seen"][run["num_steps"] :], run["num_steps"]
             assert run["weights"] == whole["weights"], run["num_steps"]
+
+
+def test_what_others_have_wrapped_around_accelerates_function_isnt_taken_for_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator = pytest.importorskip("accelerate.accelerator")
+    from swift_loader.integrations.accelerate import keep_class
+
+    theirs = functools.wraps(len)(lambda *arguments: None)
+    monkeypatch.setattr(accelerator, "prepare_data_loader", theirs)
+    keep_class()
+    ours = accelerator.prepare_data_loader
+    keep_class()
+    assert theirs is not ours is accelerator.prepare_data_loader

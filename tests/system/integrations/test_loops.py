@@ -23,8 +23,9 @@ SHARES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(125)
-def test_a_plain_loop_resumes_exactly(tmp_path: Path) -> None:
-    assert_resumed_exactly(run_ranks("torchrun_script.py", 2, tmp_path, timeout_s=100))
+@pytest.mark.parametrize(("loop", "needs"), [("plain", "torch"), ("fabric", "lightning"), ("accelerate", "accelerate")])
+def test_a_loop_resumes_exactly_from_what_it_saved(loop: str, needs: str, tmp_path: Path) -> None:
+    assert_resumed_exactly(run_ranks("loops_script.py", 2, tmp_path, loop, timeout_s=100, needs=needs))
 
 
 @pytest.mark.slow
