@@ -5,17 +5,21 @@ itself or loaded from a file that isn't on `sys.path`.
 
 The trainer sends their code once, to the template, as part of the payload. Then both sides hold them in the same order,
 and a batch refers to one by its number. So an instance of a class of the user's script arrives as an instance of the
-same class.
+same class. `code` says how code is sent.
+
+Imports the standard library only: workers need nothing else to rebuild code.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
-import io
-import pickle
 import sys
-from collections.abc import Callable, Iterable
-from types import FunctionType
+from collections.abc import Iterable
+from enum import Enum
+from importlib import import_module
+from types import CellType, CodeType, FunctionType, ModuleType
+from types import new_class as new_class_by_call
 from typing import Any
 
 _MP_MAIN = "__mp_main__"
@@ -91,36 +95,11 @@ class Definitions:
         """Return what they are called, by number. Several may have one name."""
         return [f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}" for thing in self._things]
 
-    def loads(self, pickled: memoryview) -> Any:
-        """Return what was pickled in the trainer, by its plain pickler. Finds the script's classes that are known."""
-        return _Unpickler(pickled, self._named).load() if self._things else pickle.loads(pickled)
-
-    def _named(self, name: str) -> object | None:
-        """Return a class or function of the script by its qualified name; None if it isn't known."""
-        return next((thing for thing in self._things if _qualified_name(thing) == name), None)
-
     def __getitem__(self, number: int) -> object:
         return self._things[number]
 
     def __len__(self) -> int:
         return len(self._things)
-
-
-def _qualified_name(thing: object) -> str | None:
-    """Return the name of what a script defines; None for what else travels by value."""
-    return getattr(thing, "__qualname__", None) if getattr(thing, "__module__", None) in MAIN_MODULES else None
-
-
-class _Unpickler(pickle.Unpickler):
-    """Looks up what the user's script defines, which this process hasn't run."""
-
-    def __init__(self, pickled: memoryview, named: Callable[[str], object | None]) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._named = named
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = self._named(name) if module in MAIN_MODULES else None
-        return super().find_class(module, name) if found is None else found
 
 
 class NewDefinitions(Definitions):
@@ -134,3 +113,154 @@ class NewDefinitions(Definitions):
         """Forget all definitions, once the batch has been decoded."""
         self._things.clear()
         self._numbers.clear()
+
+
+# The receiver's side: pickles of code call these functions. Each object is created empty and filled later. ------------
+
+
+class SpaceKind(Enum):
+    """Which dict of globals the receiver uses for functions."""
+
+    OWN = "own"
+    """A new one, which nothing else uses."""
+    SCRIPT = "script"
+    """That of a new module `__main__`, so that classes are found there: this process hasn't run the script."""
+    MODULE = "module"
+    """That of a module that can be imported, if this process has: all its functions see each other's changes."""
+    MADE = "made"
+    """That of a module in `sys.modules` that the script made."""
+
+
+class _Script(ModuleType):
+    """The module `__main__` in a process that hasn't run the script."""
+
+    @property
+    def __file__(self) -> str:  # type: ignore[override]
+        """Not an attribute, else `multiprocessing` would run the script in each process that it spawns.
+
+        The script's functions still find it among their globals.
+        """
+        raise AttributeError("__file__")
+
+
+def new_namespace(name: str, basics: dict[str, Any], kind: SpaceKind) -> dict[str, Any]:
+    """Return a dict of globals for functions. `basics` are the variables that say which module it is."""
+    if kind is SpaceKind.MODULE and name in sys.modules:
+        return vars(sys.modules[name])
+    namespace: dict[str, Any] = {}
+    if kind is SpaceKind.MADE:
+        namespace = vars(new_module(name))
+    elif kind is SpaceKind.SCRIPT:
+        module = _Script("__main__")
+        namespace = module.__dict__
+        sys.modules["__main__"] = sys.modules[name] = module
+        namespace.update(basics)
+    for given, value in {**basics, "__builtins__": builtins}.items():
+        namespace.setdefault(given, value)
+    return namespace
+
+
+def new_module(name: str) -> ModuleType:
+    """Return a module that can't be imported: the one in `sys.modules`, or a new, empty one."""
+    return sys.modules.setdefault(name, ModuleType(name))
+
+
+def new_function(
+    code: CodeType,
+    namespace: dict[str, Any],
+    names: tuple[str, str, str | None],
+    doc: str | None,
+    closure: tuple[CellType, ...] | None,
+) -> FunctionType:
+    """Return a function without defaults; `names` are its name, qualified name and module."""
+    function = FunctionType(code, namespace, names[0], None, closure)
+    function.__qualname__, function.__doc__ = names[1], doc
+    function.__module__ = names[2]  # type: ignore[assignment]  # None is allowed
+    return function
+
+
+def new_class(metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool) -> type:
+    """Return a class without attributes. The metaclass's own `__new__` and `__init__` don't run."""
+    try:
+        cls: type = type.__new__(metaclass, name, bases, basics)
+    except TypeError as error:
+        if "is not safe" not in str(error):  # "not safe": a metaclass in C, such as that of ctypes.Structure
+            return _without_hook(metaclass, name, bases, basics, has_abstract)
+        cls = new_class_by_call(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(basics))
+    except Exception:
+        return _without_hook(metaclass, name, bases, basics, has_abstract)
+    if has_abstract:
+        _add_abstract(cls)
+    return cls
+
+
+class _Quiet:
+    """As the first base, it stops a library's `__init_subclass__` from seeing a class that isn't filled yet."""
+
+    def __init_subclass__(cls) -> None: ...
+
+
+def _without_hook(
+    metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool
+) -> type:
+    cls: type = type.__new__(metaclass, name, (_Quiet, *bases), basics)
+    type.__setattr__(cls, "__bases__", bases)
+    if has_abstract:
+        _add_abstract(cls)
+    return cls
+
+
+def _add_abstract(cls: type) -> None:
+    """Give a class the registry and caches of `ABCMeta`."""
+    from abc import _abc_init  # type: ignore[attr-defined]
+
+    _abc_init(cls)
+
+
+def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
+    """Set an object's attributes without calling its class's `__setattr__`."""
+    thing.__dict__.update(attributes)
+
+
+def set_variable(namespace: dict[str, Any], name: str, value: Any) -> None:
+    """Set a global variable, unless this process has set it already."""
+    namespace.setdefault(name, value)
+
+
+def replace_variable(namespace: dict[str, Any], name: str, value: Any) -> None:
+    """Set a global variable, whatever it holds: it may hold a stand-in for this value."""
+    namespace[name] = value
+
+
+def fill_cell(cell: CellType, value: Any) -> None:
+    """Set the value of a closure's cell."""
+    cell.cell_contents = value
+
+
+def fill_function(function: FunctionType, attributes: dict[str, Any]) -> None:
+    """Set a function's attributes, such as its defaults."""
+    for name, value in attributes.items():
+        setattr(function, name, value)
+
+
+def set_attribute(cls: type, name: str, value: Any) -> None:
+    """Set a class's attribute without calling the metaclass's `__setattr__`, except for ctypes."""
+    try:
+        type.__setattr__(cls, name, value)
+    except TypeError:  # ctypes needs the call: it computes a structure's layout when _fields_ is set
+        setattr(cls, name, value)
+
+
+def register_all(cls: Any, known: list[type]) -> None:
+    """Register classes with an abstract base class."""
+    for one in known:
+        cls.register(one)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import submodules, so that their packages have them as attributes. Errors are ignored."""
+    for name in names:
+        try:
+            import_module(name)
+        except Exception:  # noqa: S112 - maybe nobody needs it; code that does gets an AttributeError
+            continue

@@ -1,6 +1,9 @@
-"""The pickler of code: classes and functions that can't be imported, and the variables that they use.
+"""Code by value: classes and functions that can't be imported, and the variables that they use.
 
-It creates each class and function empty, and notes what fills it; `CodeWriter` writes that.
+`Walk` finds them, without sending anything. `CodeEncoder` then sends a package: each class and function empty; then
+what runs no code of the script, so that all of them are complete; then the values, each after what its own code needs;
+at last the content. So an instance is rebuilt when its class can do it, cycles need no special care, and no code that
+created a class runs a second time: no metaclass or `__init_subclass__` of the script, no `__set_name__`, no decorator.
 
 All functions of the script share one set of globals, with the variables that they use. A variable that is used and
 can't be sent is an error. An unused variable that can't be sent is none.
@@ -11,46 +14,49 @@ from __future__ import annotations
 import ctypes
 import dis
 import io
+import pickle
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import EnumMeta
-from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import cloudpickle
 import numpy as np
 
+from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
-from swift_loader.transport import rebuild
+from swift_loader.transport import by_value
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.by_value import MAIN_MODULES, can_be_found
-from swift_loader.transport.encoder import CodeNeeded, Encoder, NumberOf
-from swift_loader.transport.fills import REMEDY, Call, Fill, Fills, reduce_special
-from swift_loader.transport.reducers import reducers
+from swift_loader.transport.by_value import MAIN_MODULES, can_be_found, travels_by_value
+from swift_loader.transport.encoder import CodeNeeded, Encoder, Nowhere, NumberOf, can_reduce_tensor
+from swift_loader.transport.reducers import reduce_special, reducers
 
-# Finds the names that code uses. Pure.
+_REMEDY = (
+    "Create it where it is used, so that each process has its own, or move the code into a module that can be "
+    "imported. SwiftLoader's dataset_class= creates it in its own processes, in the dataset's constructor. "
+    'start_method="fork" sends nothing'
+)
+"""What to do about a value that can't be sent."""
+
+# Which names code uses ------------------------------------------------------------------------------------------------
 
 _GLOBAL_OPERATIONS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"}
 )
 _USERS_OF_ALL = frozenset({"globals", "eval", "exec"})
+_BASICS = ("__name__", "__package__", "__file__", "__path__")
+_OF_THE_MODULE = {*_BASICS, "__builtins__", "__loader__", "__spec__", "__cached__", "__doc__", "__annotations__"}
 
 
-class Used(NamedTuple):
-    """The names that code uses."""
+def _used_globals(code: types.CodeType) -> tuple[dict[str, None], set[str], bool]:
+    """Return the names that a function's code uses, including the functions and classes defined in it.
 
-    variables: list[str]
-    """Global variables that it reads or writes."""
-    names: set[str]
-    """All names in the code, including attributes and imports."""
-    is_all: bool
-    """Whether the code may look up any global variable, for example by `globals()`."""
-
-
-def used_globals(code: types.CodeType) -> Used:
-    """Return the names that a function's code uses, including the functions and classes defined in it."""
+    They are the global variables; all names, also of attributes; and whether the code may look up any global variable.
+    """
     variables: dict[str, None] = {}
     names: set[str] = set()
     constants: set[str] = set()
@@ -60,135 +66,127 @@ def used_globals(code: types.CodeType) -> Used:
         names.update(code.co_names)
         codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
         constants.update(constant for constant in code.co_consts if isinstance(constant, str))
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in _GLOBAL_OPERATIONS:
-                variables[instruction.argval] = None
+        operations = dis.get_instructions(code)
+        variables.update((one.argval, None) for one in operations if one.opname in _GLOBAL_OPERATIONS)
     by_module = "modules" in names and ("__name__" in variables or "__main__" in constants)
-    is_all = by_module or "__main__" in names or not _USERS_OF_ALL.isdisjoint(variables)
-    return Used(list(variables), names, is_all)
+    return variables, names, by_module or "__main__" in names or not _USERS_OF_ALL.isdisjoint(variables)
 
 
-def names_in_hints(hints: Iterable[object]) -> list[str]:
+def _names_in_hints(hints: Iterable[object]) -> list[str]:
     """Return the globals that string type hints use. `from __future__ import annotations` makes all hints strings."""
-    found: dict[str, None] = {}
+    found: list[str] = []
     for hint in hints:
         if isinstance(hint, str):
             try:
-                code = compile(hint, "<hint>", "eval")
+                found.extend(_used_globals(compile(hint, "<hint>", "eval"))[0])
             except (SyntaxError, ValueError):  # a string that isn't an expression
                 continue
-            found.update(dict.fromkeys(used_globals(code).variables))
-    return list(found)
+    return found
 
 
-class Submodules:
-    """The submodules that code may use as attributes of their packages, without importing them by name."""
-
-    def __init__(self) -> None:
-        self._packages: dict[str, list[tuple[frozenset[str], str]]] = {}
-        """Package -> (parts of a submodule's name within it, whole name) of those that weren't taken."""
-        self._names: set[str] = set()
-        self._num_seen = (0, 0)
-
-    def add_package(self, package: str, modules: Iterable[str]) -> None:
-        """Add a package that code uses, unless it is known; `modules` are the names of all imported modules."""
-        if package not in self._packages:
-            inner = [name for name in modules if name.startswith(f"{package}.")]
-            self._packages[package] = [(frozenset(name[len(package) + 1 :].split(".")), name) for name in inner]
-
-    def add_names(self, names: Iterable[str]) -> None:
-        """Add names that code uses."""
-        self._names.update(names)
-
-    def take_used(self) -> list[str]:
-        """Return the submodules whose names the code uses, each once."""
-        used: list[str] = []
-        num_seen = (len(self._packages), len(self._names))
-        if num_seen != self._num_seen:
-            self._num_seen = num_seen
-            for package, inner in self._packages.items():
-                found = [name for parts, name in inner if parts <= self._names]
-                used.extend(found)
-                self._packages[package] = [(parts, name) for parts, name in inner if name not in found]
-        return used
-
-
-# The global variables of the script's functions, as sets that functions share.
-
-_BASICS = ("__name__", "__package__", "__file__", "__path__")
-_OF_THE_MODULE = frozenset(
-    {*_BASICS, "__builtins__", "__loader__", "__spec__", "__cached__", "__doc__", "__annotations__"}
-)
+# What is found --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
-class Space:
-    """A set of globals that some functions share."""
+class _Space:
+    """A set of globals that some functions share. Pickled as what returns the receiver's dict."""
 
-    name: str
     variables: dict[str, Any]
-    """The dict that was seen first, if several hold the script's."""
-    is_script: bool
-    """Whether they become those of `__main__` in a process that hasn't run the script."""
-    is_module: bool
-    """Whether they are the globals of a module in `sys.modules`."""
-    made: types.ModuleType | None = None
-    """The module, if it is in `sys.modules` but can't be imported."""
-    asked: dict[str, Fill | None] = field(default_factory=dict)
-    """The variables that are sent, each with its fill; None if it needs none."""
+    kind: by_value.SpaceKind
+    asked: dict[str, _Setting] = field(default_factory=dict)
 
-    @property
-    def basics(self) -> dict[str, Any]:
-        """The variables that say which module it is."""
-        return {name: self.variables[name] for name in _BASICS if name in self.variables}
+    def __reduce__(self) -> Any:
+        basics = {name: self.variables[name] for name in _BASICS if name in self.variables}
+        return by_value.new_namespace, (self.variables.get("__name__", ""), basics, self.kind)
 
 
-class Spaces:
-    """The sets of globals, by the dict that holds them. The script's are one set, whatever dict holds them."""
+@dataclass(eq=False, slots=True)
+class _Setting:
+    """A value, and the call that sets it: a variable, an attribute, or what a closure's cell holds. Pickled as it."""
 
-    def __init__(self, *, has_run_script: bool) -> None:
-        """Start with none. `has_run_script` says whether the receiver has run the user's script."""
-        self._has_run_script = has_run_script
-        self._spaces: dict[int | str, Space] = {}
+    call: Any
+    args: tuple[Any, ...]
+    value: object
+    where: str = ""
+    """Names the value in the error message if it can't be sent; empty for the content, whose error the caller words."""
+    is_required: bool = True
+    """False: leave the value out if it can't be sent."""
+    why_missing: str = ""
+    """Why it is left out."""
+    runs_code: bool = False
+    """Whether rebuilding the value may run the script's code, instead of only making containers and functions."""
 
-    def of(self, variables: dict[str, Any]) -> Space:
-        """Return the set that a dict of globals belongs to."""
-        name = variables.get("__name__", "")
-        main = vars(sys.modules["__main__"])
-        # In a process that multiprocessing spawned, the script's functions use a copy of the module's variables.
-        is_script = variables is main or (name == "__mp_main__" and main.get("__name__") == name)
-        key = name if is_script else id(variables)
-        space = self._spaces.get(key)
-        if space is None:
-            is_module = not is_script and vars(sys.modules.get(name, object)) is variables
-            made = sys.modules[name] if is_module and is_made(name) else None
-            sends_main = is_script and not self._has_run_script
-            space = self._spaces[key] = Space(str(name), variables, sends_main, is_module, made)
-        return space
+    def __reduce__(self) -> Any:
+        return self.call, (*self.args, self.value)
 
 
-def names_of(variables: dict[str, Any]) -> list[str]:
-    """Return the names of all variables except those that the import system sets."""
-    return [name for name in variables if name not in _OF_THE_MODULE]
+_CONTAINERS = (dict, list, set, OrderedDict, WeakValueDictionary, WeakKeyDictionary)
 
 
-def is_made(module_name: str) -> bool:
+def _stand_in(setting: _Setting) -> _Setting | None:
+    """Return what sets a stand-in until a value can be set: an empty container, or None as in a class that creates its
+    only instance later. None if the value can have no stand-in.
+    """
+    target, name = setting.args if len(setting.args) > 1 else (None, "__")
+    if (name[:1] == name[-1:] == "_") or (isinstance(target, _Space) and target.kind is by_value.SpaceKind.MODULE):
+        return None  # None has a meaning there; a module's own values are never replaced
+    value: Any = setting.value
+    kind = type(value)
+    empty: Any = kind() if kind in _CONTAINERS else defaultdict(value.default_factory) if kind is defaultdict else None
+    stand_in = _Setting(setting.call, setting.args, empty)
+    if isinstance(target, _Space):
+        setting.call = by_value.replace_variable
+    return stand_in
+
+
+_RUNS_NOTHING = (types.FunctionType, types.BuiltinFunctionType, type, classmethod, staticmethod, property)
+
+
+class Finder(pickle.Pickler):
+    """Pickles an object and discards the result. Raises if it can't be sent, and finds the code that it needs."""
+
+    def __init__(self, number_of: NumberOf = lambda _: None) -> None:
+        super().__init__(Nowhere(), protocol=5, buffer_callback=lambda _: False)
+        self.dispatch_table = reducers()
+        self._number_of = number_of
+        self.found: list[Any] = []
+        """Classes and functions that must be sent by value, cells of closures, and modules."""
+        self.runs_code = False
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
+        kind = type(obj)
+        if kind is types.CellType or (isinstance(obj, types.ModuleType) and _module_name(obj) is not None):
+            self.found.append(obj)
+            return id, ()
+        special = reduce_special(obj, kind, self._number_of)
+        if special is None and isinstance(obj, (types.FunctionType, type)) and travels_by_value(obj):
+            if self._number_of(obj) is None:
+                self.found.append(obj)
+            return id, ()
+        if kind is np.ndarray and not obj.dtype.hasobject:
+            return id, ()
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor and can_reduce_tensor(obj) and not obj.__dict__:
+            return id, ()
+        self.runs_code |= not isinstance(obj, _RUNS_NOTHING)
+        return NotImplemented if special is None else special
+
+
+def _module_name(module: types.ModuleType) -> str | None:
+    """Return the name by which a module is in `sys.modules`; None if it isn't there."""
+    if sys.modules.get(module.__name__) is module:
+        return module.__name__
+    return next((name for name, known in list(sys.modules.items()) if known is module), None)
+
+
+def _is_made(module_name: str) -> bool:
     """Return whether the script made a module, so that no other process can import it."""
     return not can_be_found(module_name.partition(".")[0])
-
-
-def variables_beside(thing: Any) -> dict[str, Any] | None:
-    """Return the globals of the module of a class or function, if that module can't be imported; else None."""
-    name = thing.__module__
-    if name in MAIN_MODULES:
-        return vars(sys.modules["__main__"])
-    return vars(sys.modules[name]) if name in sys.modules and is_made(name) else None
 
 
 _MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__orig_bases__"})
 _NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
-_MAX_LITERAL = 100
 
 
 class _Pair(ctypes.Structure):
@@ -199,241 +197,237 @@ _C_FIELD = type(_Pair.first)
 """The type of a ctypes structure's field descriptors. ctypes doesn't export it in Python 3.10."""
 
 
-class CodeEncoder(Encoder):
-    """An encoder that also serialises code, locks and other objects that scripts hold."""
+class Walk:
+    """What must be sent with some content, and what of it needs what."""
 
-    def __init__(
-        self,
-        stream: io.BytesIO,
-        arena: Arena,
-        number_of: NumberOf,
-        note: Callable[[object], object] | None = None,
-        *,
-        sends_code: bool = True,
-    ) -> None:
-        """`stream` gets the pickles, `arena` the bulk data.
+    def __init__(self, content: object, number_of: NumberOf, *, has_run_script: bool) -> None:
+        """Walk. `number_of` returns the receiver's number of a definition; None if it must be sent.
 
-        `number_of` returns the number of a definition that the receiver has; then only the number is sent. `note` is
-        called with each class and function that is sent. If given, the receiver hasn't run the script. Without
-        `sends_code`, raise `CodeNeeded` if code would have to be sent.
+        Raises `EncodeError` if a variable or an attribute can't be sent; another error if the content can't be.
         """
-        super().__init__(stream, arena, number_of)
-        self.dispatch_table = reducers()
-        self._note = note
-        self._sends_code = sends_code
-        self._cells: dict[int, types.CellType] = {}
-        self._spaces = Spaces(has_run_script=note is None)
-        self.things: dict[int, object] = {}
-        """The classes and functions that are sent, by address, in order."""
-        self.fills = Fills()
-        """How to fill what was created empty."""
-        self.submodules = Submodules()
-        """Those that the code uses."""
+        self._number_of = number_of
+        self.has_run_script = has_run_script
+        self.spaces: dict[int | str, _Space] = {}
+        self.things: list[Any] = []
+        """The classes and functions that are sent, in order."""
+        self._known: dict[int, Any] = {}
+        self._needs: dict[int, list[Any]] = {}
+        """By the address of a setting or of what was found: what it isn't complete without."""
+        self._packages: list[str] = []
+        self._names: set[str] = set()
+        """All names in the code, which may be those of submodules."""
+        self._needed: dict[int, list[_Setting]] = {}
+        """By the address of a setting: what `_needed_by` found."""
+        self._found: list[_Setting] = []
+        self._content = _Setting(None, (), content)
+        self._look_into(self._content)
+        for setting in self._found:  # which grows
+            self._look_into(setting)
 
-    def is_known(self, thing: object) -> bool:
-        """Return whether the receiver has a class or function."""
-        return self._number_of(thing) is not None
+    def settings(self) -> list[_Setting]:
+        """Return the values in the order in which they can be set."""
+        found = [setting for setting in self._found if not setting.why_missing]
+        first = [setting for setting in found if not setting.runs_code]
+        last: list[_Setting] = []
+        stand_ins: dict[int, _Setting] = {}
+        path, seen, done = [self._content], {id(self._content)}, set()
+        while path:
+            needed = self._needed_by(path[-1])
+            following = next((setting for setting in needed if id(setting) not in seen), None)
+            if following is not None:
+                seen.add(id(following))
+                path.append(following)
+                continue
+            setting = path.pop()
+            # Others that are on the path form a cycle: the code that rebuilds this value already looks them up.
+            stand_ins.update((id(other), other) for other in needed if id(other) not in done)
+            done.add(id(setting))
+            last.append(setting)
+        return [*first, *filter(None, map(_stand_in, stand_ins.values())), *last[:-1]]
 
-    def noted(self) -> list[object]:
-        """Return the classes and functions that `note` was called with."""
-        return list(self.things.values()) if self._note is not None else []
+    def _needed_by(self, setting: _Setting) -> list[_Setting]:
+        """Return the values that must be set before this one is rebuilt, if rebuilding those may run code."""
+        known = self._needed.get(id(setting))
+        if known is None:
+            known = self._needed[id(setting)] = []
+            queue = deque(self._needs.get(id(setting), ()))
+            seen = set(map(id, queue))
+            while queue:
+                node = queue.popleft()
+                if isinstance(node, _Setting) and node.runs_code:
+                    known.append(node)
+                    continue
+                following = [need for need in self._needs.get(id(node), ()) if id(need) not in seen]
+                seen.update(map(id, following))
+                queue.extend(following)
+        return known
 
-    def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
-        kind = type(obj)
-        if kind is Call:
-            return obj.reduced
-        if kind is Space and obj.made is not None:
-            return rebuild.namespace_of, (obj.made, obj.basics)
-        if kind is Space:
-            return rebuild.new_namespace, (obj.name, obj.basics, obj.is_script, obj.is_module)
-        if kind is types.CellType:
-            self._note_cell(obj)
-            return rebuild.new_cell, ()
-        if kind is types.ModuleType or isinstance(obj, types.ModuleType):
-            return self._reduce_module(obj)
-        if isinstance(obj, np.memmap) and self._note is None:  # in a batch it may be written to; the file must not be
-            return super().reducer_override(obj)
-        special = reduce_special(obj, kind, self._number_of)
-        return super().reducer_override(obj) if special is None else special
+    def submodules(self) -> list[str]:
+        """Return the submodules that code may use as attributes of their packages, without importing them by name."""
+        inner = ((package, name) for package in self._packages for name in sys.modules if name.startswith(package))
+        return [name for package, name in inner if self._names.issuperset(name[len(package) :].split("."))]
 
-    def _reduce_code(self, thing: Any) -> Any:
-        if not self._sends_code:
-            raise CodeNeeded
-        self.things.setdefault(id(thing), thing)
-        if self._note is not None:
-            self._note(thing)
-        variables = variables_beside(thing)
-        if variables is not None:
-            name = thing.__qualname__.partition(".")[0]
-            if variables.get(name) is thing:  # for code that looks it up in the module, as pickle does
-                self._use(variables, name, "it", None)
-        return self._begin_class(thing) if isinstance(thing, type) else self._begin_function(thing)
+    def is_filled(self, found: object) -> bool:
+        """Return whether a class, function or cell is filled after it has been created."""
+        return id(found) in self._known
 
-    def _reduce_module(self, module: types.ModuleType) -> Any:
-        name = module.__name__
-        if sys.modules.get(name) is not module:
-            alias = next((alias for alias, known in list(sys.modules.items()) if known is module), None)
-            if alias is None:
-                return NotImplemented  # created by the script: cloudpickle's reducer handles it
-            name = alias
-        if name in MAIN_MODULES:
-            self._use_all(vars(module))
-        elif is_made(name):
-            self._use_all(vars(module))
-            return rebuild.new_module, (name,)
-        elif hasattr(module, "__path__"):
-            self.submodules.add_package(name, list(sys.modules))
-        return import_module, (name,)
-
-    # Functions --------------------------------------------------------------------------------------------------------
-
-    def _begin_function(self, function: types.FunctionType) -> Any:
-        variables = function.__globals__
-        space = self._spaces.of(variables)
-        used = used_globals(function.__code__)
-        self.submodules.add_names(used.names)
-        user = f"the function {function.__qualname__}"
-        for name in used.variables:
-            if name in variables:
-                self._use(variables, name, user, id(function))
-        if used.is_all and space.is_script:
-            self._use_all(variables, id(function))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._note_cell(cell, f"the variable {name!r}, which {user} uses,")
-            self.fills.link(id(function), id(cell))
-        given = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
-        given = {name: value for name, value in given.items() if value}
-        if given or vars(function):
-            more = dict(vars(function))
-            call = Call(rebuild.fill_function, function, given, more)
-            self._fill(id(function), call, (given, more), f"a default or an attribute of {user}")
-        annotations = _annotations_of(function)
-        if annotations:
-            self._use_hints(annotations, variables)
-            call = Call(rebuild.fill_function, function, {"__annotations__": annotations}, {})
-            self._fill(id(function), call, annotations, "", required=False)
-        names = (function.__name__, function.__qualname__, function.__module__)
-        return rebuild.new_function, (function.__code__, space, names, function.__doc__, function.__closure__)
-
-    def _note_cell(self, cell: types.CellType, where: str = "a variable of a function") -> None:
-        if id(cell) in self._cells:
+    def _look_into(self, setting: _Setting) -> None:
+        if type(setting.value) in _LEAVES:
             return
-        self._cells[id(cell)] = cell
+        finder = Finder(self._number_of)
         try:
-            value = cell.cell_contents
+            finder.dump(setting.value)
+        except Exception as error:
+            if setting is self._content:
+                raise
+            self._refuse(setting, error)
+            return
+        setting.runs_code = finder.runs_code
+        self._needs[id(setting)] = finder.found
+        for found in finder.found:
+            self._add(found)
+
+    def _refuse(self, setting: _Setting, error: Exception) -> None:
+        """Raise for a value that can't be sent. If it isn't required, record the reason instead."""
+        path, culprit, error = find_unencodable(setting.value, error, lambda part: Finder().dump(part))
+        holds = f"holds at {path} a" if path else "is a"
+        setting.why_missing = (
+            f"{holds} {type_name(culprit)}, which can't be sent to another process ({type(error).__name__}: {error})"
+        )
+        if setting.is_required:
+            raise EncodeError(f"{setting.where} {setting.why_missing}", _REMEDY) from error
+
+    def _add(self, found: Any) -> None:
+        if id(found) in self._known:
+            return
+        self._known[id(found)] = found
+        self._needs[id(found)] = []
+        if isinstance(found, types.CellType):
+            self._add_cell(found, "a variable of a function")
+        elif isinstance(found, types.ModuleType):
+            self._add_module(found)
+        else:
+            self.things.append(found)
+            beside = _variables_beside(found)
+            name, _, inner = found.__qualname__.partition(".")
+            if beside.get(name) is found or (inner and "<locals>" not in inner):  # for pickle, which looks it up there
+                self._use(beside, name, found)
+            (self._add_class if isinstance(found, type) else self._add_function)(found)
+
+    def _set(
+        self, owner: Any, call: Any, args: tuple[Any, ...], value: object, where: str = "", *, required: bool = True
+    ) -> _Setting:
+        """Have a value set before `owner` counts as complete."""
+        setting = _Setting(call, args, value, where, required)
+        self._needs[id(owner)].append(setting)
+        self._found.append(setting)
+        return setting
+
+    def _use(self, variables: dict[str, Any], name: str, owner: Any, where: str = "") -> None:
+        """Send a global variable, if there is one. Without `where`, leave it out if it can't be sent."""
+        if name not in variables:
+            return
+        space = self.space_of(variables)
+        setting = space.asked.get(name)
+        if setting is None:
+            args = (space, name)
+            value = variables[name]
+            space.asked[name] = self._set(owner, by_value.set_variable, args, value, where, required=bool(where))
+            return
+        self._needs[id(owner)].append(setting)
+        if where and setting.why_missing:
+            raise EncodeError(f"{where} {setting.why_missing}", _REMEDY)
+        if where and not setting.is_required:
+            setting.is_required, setting.where = True, where
+
+    def _use_all(self, variables: dict[str, Any], owner: Any) -> None:
+        """Send all variables that can be sent: code may look up any of them by name."""
+        for name in [name for name in variables if name not in _OF_THE_MODULE]:
+            self._use(variables, name, owner)
+
+    def space_of(self, variables: dict[str, Any]) -> _Space:
+        """Return the set that a dict of globals belongs to. The script's are one set, whatever dict holds them."""
+        name = str(variables.get("__name__", ""))
+        main = vars(sys.modules["__main__"])
+        # In a process that multiprocessing spawned, the script's functions use a copy of the module's variables.
+        is_script = variables is main or (name == "__mp_main__" and main.get("__name__") == name)
+        kind = by_value.SpaceKind.OWN
+        if is_script:
+            kind = by_value.SpaceKind.OWN if self.has_run_script else by_value.SpaceKind.SCRIPT
+        elif vars(sys.modules.get(name, object)) is variables:
+            kind = by_value.SpaceKind.MADE if _is_made(name) else by_value.SpaceKind.MODULE
+        return self.spaces.setdefault(name if is_script else id(variables), _Space(variables, kind))
+
+    def _add_module(self, module: types.ModuleType) -> None:
+        name = _module_name(module)
+        assert name is not None
+        if name in MAIN_MODULES or _is_made(name):
+            self.space_of(vars(module))
+            self._use_all(vars(module), module)
+        elif hasattr(module, "__path__"):
+            self._packages.append(f"{name}.")
+
+    def _add_cell(self, cell: types.CellType, where: str) -> None:
+        try:
+            self._set(cell, by_value.fill_cell, (cell,), cell.cell_contents, where)
         except ValueError:  # empty
             return
-        self._fill(id(cell), Call(rebuild.fill_cell, cell, value), value, where)
 
-    def _use(self, variables: dict[str, Any], name: str, user: str, owner: Hashable, *, required: bool = True) -> None:
-        """Send a global variable, unless it is already sent."""
-        space = self._spaces.of(variables)
-        where = f"the global variable {name!r}, which {user} uses,"
-        owned = (id(space), name)
-        self.fills.link(owner, owned)
-        if name in space.asked:
-            fill = space.asked[name]
-            if fill is None or not required:
-                return
-            if fill.why_missing:
-                raise EncodeError(f"{where} {fill.why_missing}", REMEDY)
-            if not fill.is_required:
-                fill.is_required, fill.where = True, where
+    def _add_function(self, function: types.FunctionType) -> None:
+        variables, user = function.__globals__, f"the function {function.__qualname__}"
+        self.space_of(variables)
+        used, names, is_all = _used_globals(function.__code__)
+        self._names |= names
+        for name in used:
+            self._use(variables, name, function, f"the global variable {name!r}, which {user} uses,")
+        if is_all and self.space_of(variables).kind is by_value.SpaceKind.SCRIPT:
+            self._use_all(variables, function)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._needs[id(function)].append(cell)
+            if id(cell) not in self._known:
+                self._known[id(cell)], self._needs[id(cell)] = cell, []
+                self._add_cell(cell, f"the variable {name!r}, which {user} uses,")
+        given = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+        given = {**{name: value for name, value in given.items() if value}, **vars(function)}
+        if given:
+            self._set(function, by_value.fill_function, (function,), given, f"a default or an attribute of {user}")
+        try:
+            hints = function.__annotations__
+        except Exception:  # Python 3.14 and later evaluate them here
             return
-        space.asked[name] = None
-        value = variables[name]
-        call = Call(rebuild.fill_namespace, space, name, value)
-        fill = space.asked[name] = self._fill(owned, call, value, where, required=required)
-        if fill is not None and not space.is_module:  # a module's own values are never replaced
-            fill.stand_in = partial(Call, rebuild.set_variable, space, name)
+        for name in _names_in_hints(hints.values()):  # typing.get_type_hints looks them up
+            self._use(variables, name, function)
+        if hints:
+            self._set(function, by_value.fill_function, (function,), {"__annotations__": hints}, required=False)
 
-    def _use_hints(self, hints: dict[str, Any], variables: dict[str, Any]) -> None:
-        """Send the globals that type hints name, if they can be sent: `typing.get_type_hints` looks them up."""
-        for name in names_in_hints(hints.values()):
-            if name in variables:
-                self._use(variables, name, "", None, required=False)
-
-    def _use_all(self, variables: dict[str, Any], owner: Hashable = None) -> None:
-        """Send all variables that can be sent: code may look up any of them by name."""
-        for name in names_of(variables):
-            self._use(variables, name, "", owner, required=False)
-
-    def _fill(self, owner: Hashable, call: Call, value: object, where: str, *, required: bool = True) -> Fill | None:
-        """Schedule a call that sets a value: soon if the value is only code, else in a fill after what it needs.
-
-        Returns:
-            The fill, or None if there is none.
-        """
-        if _is_code(value):
-            self.fills.soon.append(call)
-            for code in _code_in(value):
-                self.fills.link(owner, id(code))
-            return None
-        fill = Fill(call, value, where, owner, required)
-        self.fills.add(fill)
-        return fill
-
-    # Classes ----------------------------------------------------------------------------------------------------------
-
-    def _begin_class(self, cls: type) -> Any:
-        has_abstract = hasattr(cls, "_abc_impl") and "_abc_impl" in vars(cls)
-        basics = {name: value for name, value in vars(cls).items() if name in _MADE_WITH_THE_CLASS}
-        basics.setdefault("__qualname__", cls.__qualname__)
-        now: dict[str, Any] = {}
-        variables = variables_beside(cls)
-        if variables is not None and isinstance(vars(cls).get("__annotations__"), dict):
-            self._use_hints(vars(cls)["__annotations__"], variables)
+    def _add_class(self, cls: Any) -> None:
+        for needed in (type(cls), *cls.__bases__):
+            if travels_by_value(needed) and self._number_of(needed) is None:
+                self._needs[id(cls)].append(needed)
+                self._add(needed)
+        hints = vars(cls).get("__annotations__")
+        for name in _names_in_hints(hints.values()) if isinstance(hints, dict) else ():
+            self._use(_variables_beside(cls), name, cls)
         for name, value in vars(cls).items():
-            if name in basics or name in _NOT_SENT or _is_made_with_the_class(value, cls):
+            if name in _MADE_WITH_THE_CLASS or name in _NOT_SENT or _is_made_with_the_class(value, cls):
                 continue
             if name == "_abc_impl":
-                self._send_registered(cls)
-            elif name == "__init_subclass__":
-                self.fills.last.append(Call(rebuild.fill_class, cls, {name: value}))
-            elif _is_code(value):
-                now[name] = value
-            else:
-                where = f"the attribute {name!r} of the class {cls.__qualname__}"
-                call = Call(rebuild.fill_class, cls, {name: value})
-                is_dunder = name.startswith("__") and name.endswith("__")
-                fill = self._fill(id(cls), call, value, where, required=not is_dunder)
-                # No stand-in for dunders and ctypes' _fields_: None has a meaning there. Enums run no code.
-                if fill is not None and not (name[:1] == name[-1:] == "_") and not isinstance(cls, EnumMeta):
-                    fill.stand_in = partial(_set_attribute, cls, name)
-        for needed in (type(cls), *cls.__bases__, *(code for value in now.values() for code in _code_in(value))):
-            self.fills.link(id(cls), id(needed))
-        self.fills.soon.append(Call(rebuild.fill_class, cls, now))
-        return rebuild.new_class, (type(cls), cls.__name__, cls.__bases__, basics, has_abstract)
+                import abc
 
-    def _send_registered(self, cls: type) -> None:
-        import abc
-
-        registered = [known for ref in abc._get_dump(cls)[0] if (known := ref()) is not None]  # type: ignore[attr-defined]  # noqa: SLF001
-        if registered:
-            call = Call(rebuild.fill_class, cls, {"_abc_registry": registered})
-            self._fill(id(cls), call, registered, "", required=False)
+                known = [one for ref in abc._get_dump(cls)[0] if (one := ref()) is not None]  # type: ignore[attr-defined]  # noqa: SLF001
+                self._set(cls, by_value.register_all, (cls,), known, required=False)
+                continue
+            is_dunder = name.startswith("__") and name.endswith("__")
+            where = f"the attribute {name!r} of the class {cls.__qualname__}"
+            self._set(cls, by_value.set_attribute, (cls, name), value, where, required=not is_dunder)
 
 
-def _annotations_of(function: types.FunctionType) -> dict[str, Any]:
-    try:
-        return function.__annotations__
-    except Exception:  # Python 3.14 and later evaluate annotations here
-        return {}
-
-
-def _is_code(value: object) -> bool:
-    """Return whether a value is code or a literal, which can be sent before any instance."""
-    if type(value) is tuple:
-        return len(value) <= _MAX_LITERAL and all(type(item) in _LEAVES for item in value)
-    if isinstance(value, (classmethod, staticmethod, property)):
-        return type(value) in (classmethod, staticmethod, property) and all(map(_is_code, _code_in(value)))
-    return isinstance(value, (types.FunctionType, type)) or type(value) in (types.ModuleType, *_LEAVES)
-
-
-def _code_in(value: object) -> tuple[Any, ...]:
-    if isinstance(value, (classmethod, staticmethod)):
-        return _code_in(value.__func__) if isinstance(value.__func__, (classmethod, property)) else (value.__func__,)
-    return (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+def _variables_beside(thing: Any) -> dict[str, Any]:
+    """Return the globals of the module of a class or function, if that module can't be imported; else none."""
+    name = thing.__module__
+    if name in MAIN_MODULES:
+        return vars(sys.modules["__main__"])
+    return vars(sys.modules[name]) if name in sys.modules and _is_made(name) else {}
 
 
 def _is_made_with_the_class(value: object, cls: type) -> bool:
@@ -443,5 +437,59 @@ def _is_made_with_the_class(value: object, cls: type) -> bool:
     return isinstance(value, kinds) and value.__objclass__ is cls
 
 
-def _set_attribute(cls: type, name: str, value: object) -> Call:
-    return Call(rebuild.fill_class, cls, {name: value})
+# What is sent ---------------------------------------------------------------------------------------------------------
+
+
+class CodeEncoder(Encoder, cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no types
+    """An encoder that also serialises code, locks and other objects that scripts hold."""
+
+    dispatch_table = reducers()
+
+    def __init__(self, stream: io.BytesIO, arena: Arena, number_of: NumberOf, walk: Walk | None) -> None:
+        """`walk`: that of the content; None: raise `CodeNeeded` if code would have to be sent."""
+        super().__init__(stream, arena, number_of)
+        self._walk = walk
+
+    def dump_package(self, content: object, walk: Walk) -> None:
+        """Write the content and all that it needs, so that it comes last."""
+        settings = walk.settings()
+        imports = _Setting(by_value.import_modules, (), walk.submodules())
+        parts = [content, *(setting.value for setting in settings)]
+        self.dump([list(walk.spaces.values()), walk.things, imports, settings, content], parts)
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
+        kind = type(obj)
+        if kind is types.CellType:
+            is_empty = self._walk is not None and self._walk.is_filled(obj)
+            return types.CellType, () if is_empty else (obj.cell_contents,)
+        if kind is types.ModuleType or isinstance(obj, types.ModuleType):
+            return self._reduce_module(obj)
+        if isinstance(obj, np.memmap) and self._walk is not None and self._walk.has_run_script:
+            return NotImplemented  # in a batch it may be written to; the file must not be
+        special = reduce_special(obj, kind, self._number_of)
+        return super().reducer_override(obj) if special is None else special
+
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        name = _module_name(module)
+        if name is None:  # made by the script
+            return NotImplemented
+        if name not in MAIN_MODULES and not _is_made(name):
+            return import_module, (name,)
+        if self._walk is None:
+            raise CodeNeeded
+        return (import_module if name in MAIN_MODULES else by_value.new_module), (name,)
+
+    def _reduce_code(self, thing: Any) -> Any:
+        walk = self._walk
+        if walk is None:
+            raise CodeNeeded
+        if not walk.is_filled(thing):  # a reducer has made it just now
+            return cloudpickle.Pickler.reducer_override(self, thing)
+        if isinstance(thing, type):
+            basics = {name: value for name, value in vars(thing).items() if name in _MADE_WITH_THE_CLASS}
+            basics.setdefault("__qualname__", thing.__qualname__)
+            is_abstract = "_abc_impl" in vars(thing)
+            return by_value.new_class, (type(thing), thing.__name__, thing.__bases__, basics, is_abstract)
+        space = walk.space_of(thing.__globals__)
+        names = (thing.__name__, thing.__qualname__, thing.__module__)
+        return by_value.new_function, (thing.__code__, space, names, thing.__doc__, thing.__closure__)

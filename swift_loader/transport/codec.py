@@ -26,10 +26,9 @@ from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.encoder import DEFINITION, ROW, CodeNeeded, Encoded, Encoder, NumberOf
-from swift_loader.transport.rebuild import Finished
 
 _CODE_MARK = b"\0"
-"""First byte of a sequence of pickles that contains code. A single pickle starts with another byte."""
+"""First byte of a package with code, before its pickle. A pickle starts with another byte."""
 
 _HINT = "Return arrays, tensors, numbers, strings or containers of them, or pass batch_encoder and batch_decoder"
 
@@ -46,31 +45,37 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
     try:
         encoder.dump(batch)
     except CodeNeeded:
-        return _encode_with_code(batch, arena, number_of, None)
+        try:
+            return _encode_package(batch, arena, number_of, has_run_script=True)[0]
+        except EncodeError:
+            raise
+        except Exception as error:
+            raise EncodeError(_explain(batch, error, try_out), _HINT) from error
     except Exception as error:
         attempt = partial(_dry_run, number_of=number_of)
         raise EncodeError(_explain(batch, error, attempt), _HINT) from error
     return encoder.encoded(stream)
 
 
-def encode_with_code(content: object, note: Callable[[object], object]) -> tuple[Encoded, Arena]:
-    """Return an object's structure and its bulk data, for a process that hasn't run the user's script.
+def encode_with_code(content: object) -> tuple[Encoded, Arena, list[object]]:
+    """Return an object's structure, its bulk data, and the classes and functions that are sent by value.
 
-    `content`: anything that pickle can serialise, and code, locks and the like that scripts hold. `note` is called with
-    each class and function that is sent by value. The arena refers to the content's own memory until it is moved.
-    Raises `EncodeError` if the code can't be sent, because of a global variable that it uses or an attribute of a
-    class; another error if the content can't be sent.
+    For a process that hasn't run the user's script. `content`: anything that pickle can serialise, and code, locks and
+    the like that scripts hold. The arena refers to the content's own memory until it is moved. Raises `EncodeError` if
+    the code can't be sent, because of a global variable that it uses or an attribute of a class; another error if the
+    content can't be sent.
     """
     from swift_loader.transport.code import CodeEncoder
 
     stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8), copies_late=True)
-    encoder = CodeEncoder(stream, arena, _number_of_nothing, note, sends_code=False)
+    encoder = CodeEncoder(stream, arena, _number_of_nothing, None)
     try:
         encoder.dump(content)
     except CodeNeeded:
         arena = Arena(np.empty(0, np.uint8), copies_late=True)
-        return _encode_with_code(content, arena, _number_of_nothing, note), arena
-    return encoder.encoded(stream), arena
+        encoded, things = _encode_package(content, arena, _number_of_nothing, has_run_script=False)
+        return encoded, arena, things
+    return encoder.encoded(stream), arena, []
 
 
 def _explain(batch: object, error: Exception, attempt: Callable[[object], None]) -> str:
@@ -84,31 +89,24 @@ def _number_of_nothing(thing: object) -> None:
     """Return None for everything: the receiver knows no definitions."""
 
 
-def _encode_with_code(
-    content: object, arena: Arena, number_of: NumberOf, note: Callable[[object], object] | None
-) -> Encoded:
-    from swift_loader.transport.code import CodeEncoder
-    from swift_loader.transport.code_writer import CodeWriter
+def _encode_package(
+    content: object, arena: Arena, number_of: NumberOf, *, has_run_script: bool
+) -> tuple[Encoded, list[object]]:
+    from swift_loader.transport.code import CodeEncoder, Walk
 
     stream = io.BytesIO(_CODE_MARK)
     stream.seek(len(_CODE_MARK))
-    encoder = CodeEncoder(stream, arena, number_of, note)
-    try:
-        CodeWriter(encoder).write(content)
-    except EncodeError:
-        raise
-    except Exception as error:
-        if note is not None:
-            raise
-        raise EncodeError(_explain(content, error, try_out), _HINT) from error
-    return encoder.encoded(stream)
+    walk = Walk(content, number_of, has_run_script=has_run_script)
+    encoder = CodeEncoder(stream, arena, number_of, walk)
+    encoder.dump_package(content, walk)
+    return encoder.encoded(stream), walk.things
 
 
 def try_out(part: object) -> None:
     """Raise if an object can't be sent, not even together with its code."""
-    from swift_loader.transport.fills import DryRunPickler
+    from swift_loader.transport.code import Finder
 
-    DryRunPickler().dump(part)
+    Finder().dump(part)
 
 
 def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:
@@ -121,7 +119,7 @@ def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definit
     rows, structure = _take_table(meta, num_blocks)
     buffers = _buffers(rows, memory, definitions)
     if structure[:1] == _CODE_MARK:
-        return _load_with_code(structure, buffers).content
+        return pickle.loads(structure[len(_CODE_MARK) :], buffers=buffers)[-1]
     return pickle.loads(structure, buffers=buffers)
 
 
@@ -130,8 +128,8 @@ def decode_with_code(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8
     rows, structure = _take_table(meta, num_blocks)
     buffers = _buffers(rows, memory, Definitions())
     if structure[:1] == _CODE_MARK:
-        finished = _load_with_code(structure, buffers)
-        return finished.content, finished.things
+        _, things, _, _, content = pickle.loads(structure[len(_CODE_MARK) :], buffers=buffers)
+        return content, things
     return pickle.loads(structure, buffers=buffers), []
 
 
@@ -143,14 +141,6 @@ def _take_table(meta: memoryview, num_blocks: int) -> tuple[Iterator[tuple[int, 
     # collector crashes. It clears an exported memoryview before the export is released.
     numbers = struct.unpack_from(f"<{2 * num_blocks}Q", meta)
     return zip(numbers[::2], numbers[1::2], strict=True), meta[table_nbytes:]
-
-
-def _load_with_code(structure: memoryview, buffers: Iterator[Any]) -> Finished:
-    unpickler = pickle.Unpickler(io.BytesIO(structure[len(_CODE_MARK) :]), buffers=buffers)
-    loaded = None
-    while not isinstance(loaded, Finished):
-        loaded = unpickler.load()
-    return loaded
 
 
 def encode_bytes(data: object, arena: Arena) -> Encoded:

@@ -10,7 +10,7 @@ import io
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.transport.arena import Arena, Block, numpy_dtype
-from swift_loader.transport.by_value import travels_by_value
-from swift_loader.transport.rebuild import update_attributes
+from swift_loader.transport.by_value import travels_by_value, update_attributes
 
 if TYPE_CHECKING:
     import torch
@@ -70,15 +69,17 @@ class Encoder(pickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=self._buffers.note)
         self._arena = arena
         self._number_of = number_of
-        self._content: object = None
+        self._parts: Sequence[object] = ()
+        """What is being written, part by part."""
         self._shared: dict[int, list[_Region]] | None = None
         """By the address of a storage: what is shared of it. None: nobody has looked."""
         self._whole: dict[int, Block] = {}
         """By the address of a storage: where all of it is, because a tensor was."""
         self.rows = self._buffers.rows
 
-    def dump(self, obj: Any) -> None:  # noqa: D102 - pickle's
-        self._content, self._shared, self._whole = obj, None, {}
+    def dump(self, obj: Any, parts: Sequence[object] = ()) -> None:
+        """Write an object. `parts`: what of it may hold tensors that share memory; by default, all of it."""
+        self._parts, self._shared, self._whole = parts or [obj], None, {}
         super().dump(obj)
 
     def encoded(self, stream: io.BytesIO) -> Encoded:
@@ -161,7 +162,7 @@ class Encoder(pickle.Pickler):
         if self._shared is None:
             if storage.nbytes() == tensor.nbytes:  # other views of it may follow, and look
                 return None
-            self._shared = _shared_regions(self._content, torch)
+            self._shared = _shared_regions(self._parts, torch)
         for region in self._shared.get(address, ()):
             if region.begin <= begin and end <= region.end:
                 if region.block is None:
@@ -204,14 +205,15 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (int(last) + 1) * tensor.itemsize
 
 
-def _shared_regions(content: object, torch: ModuleType) -> dict[int, list[_Region]]:
+def _shared_regions(parts: Sequence[object], torch: ModuleType) -> dict[int, list[_Region]]:
     """Return what several views share, by the address of their storage.
 
     Views that don't overlap share nothing. Those of which most of the region is no part are sent one by one.
     """
     finder = _TensorFinder(torch)
-    with suppress(Exception):  # the encoder meets the same error, and says what can't be sent
-        finder.dump(content)
+    for part in parts:
+        with suppress(Exception):  # the encoder meets the same error, and says what can't be sent
+            finder.dump(part)
     by_storage: dict[int, list[_Region]] = {}
     for begin, end, address, nbytes in sorted(finder.found):
         regions = by_storage.setdefault(address, [])
@@ -225,7 +227,7 @@ def _shared_regions(content: object, torch: ModuleType) -> dict[int, list[_Regio
     }
 
 
-class _Nowhere:
+class Nowhere:
     """A file that keeps nothing."""
 
     def write(self, data: bytes) -> int:
@@ -237,7 +239,7 @@ class _TensorFinder(pickle.Pickler):
     """Finds the tensors of an object, and copies nothing."""
 
     def __init__(self, torch: ModuleType) -> None:
-        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: False)
+        super().__init__(Nowhere(), protocol=5, buffer_callback=lambda _: False)
         self._torch = torch
         self.found: list[tuple[int, int, int, int]] = []
         """Where each begins and ends in its storage, the storage's address, and how many bytes it has."""

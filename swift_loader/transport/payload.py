@@ -169,15 +169,14 @@ class _Draft(NamedTuple):
 
 
 def _encode(content: object, environment: Environment) -> tuple[_Draft, Definitions]:
-    definitions = Definitions()
     try:
         with explaining_limits():  # modules are imported, which opens files
-            encoded, arena = encode_with_code(content, definitions.add)
+            encoded, arena, things = encode_with_code(content)
     except (EncodeError, NoDescriptorsLeft):
         raise
     except Exception as error:
         raise EncodeError(_explain(content, error), _HINT) from error
-    return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), definitions
+    return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), Definitions(things)
 
 
 class HeapMemory:

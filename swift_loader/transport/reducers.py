@@ -12,7 +12,6 @@ import ctypes
 import dataclasses
 import functools
 import io
-import marshal
 import mmap
 import operator
 import os
@@ -25,13 +24,13 @@ import typing
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swift_loader.transport.by_value import is_importable
-from swift_loader.transport.rebuild import update_attributes
+from swift_loader.transport.by_value import is_importable, travels_by_value, update_attributes
 from swift_loader.transport.segments import Segment
 
 Reduced = tuple[Any, ...]
@@ -55,7 +54,6 @@ def _own() -> dict[type, Callable[[Any], Any]]:
         threading.Event: lambda event: (_new_event, (event.is_set(),)),
         threading.BoundedSemaphore: lambda limit: (threading.BoundedSemaphore, (limit._initial_value,)),  # noqa: SLF001
         queue.SimpleQueue: _reduce_queue,
-        types.CodeType: lambda code: (_read_code, (marshal.dumps(code),)),
         type(dataclasses.MISSING): lambda _: (getattr, (dataclasses, "MISSING")),
         type(dataclasses.KW_ONLY): lambda _: (getattr, (dataclasses, "KW_ONLY")),
         type(dataclasses._HAS_DEFAULT_FACTORY): lambda _: (getattr, (dataclasses, "_HAS_DEFAULT_FACTORY")),  # type: ignore[attr-defined]  # noqa: SLF001
@@ -67,8 +65,7 @@ def _own() -> dict[type, Callable[[Any], Any]]:
         io.TextIOWrapper: _reduce_stream,
         struct.Struct: lambda packer: (struct.Struct, (packer.format,)),
         memoryview: _reduce_view,
-        ctypes.CDLL: _reduce_library,
-        ctypes.PyDLL: _reduce_library,
+        ctypes.CDLL: _refuse_library,
         typing.TypeVar: _reduce_type_var,
         typing.NewType: lambda new: _reduce_variable(new, (new.__supertype__,), {}),
     }
@@ -86,13 +83,6 @@ def _new_event(is_set: bool) -> threading.Event:
     if is_set:
         event.set()
     return event
-
-
-def _read_code(data: bytes) -> types.CodeType:
-    """Return a code object, sent by an interpreter of the same version."""
-    code = marshal.loads(data)  # noqa: S302 - from a process of ours
-    assert isinstance(code, types.CodeType)
-    return code
 
 
 def _new_ref(target: Any) -> Any:
@@ -149,30 +139,11 @@ def _new_view(data: bytes | bytearray, form: str, shape: tuple[int, ...]) -> mem
     return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
 
 
-def _reduce_library(library: ctypes.CDLL) -> Reduced:
-    kind = library._FuncPtr  # noqa: SLF001
-    functions = {name: value for name, value in vars(library).items() if isinstance(value, kind)}
-    known = {name: (of.restype, of.argtypes, of.errcheck) for name, of in functions.items()}
-    uses_errno = bool(kind._flags_ & ctypes._FUNCFLAG_USE_ERRNO)  # type: ignore[attr-defined]  # noqa: SLF001
-    return _new_library, (type(library), library._name, uses_errno, known)  # noqa: SLF001
+def _refuse_library(library: ctypes.CDLL) -> Reduced:
+    raise TypeError(f"the C library {library._name!r} can't be sent; load it in the process that uses it")  # noqa: SLF001
 
 
-def _new_library(
-    kind: type[ctypes.CDLL], name: str | None, uses_errno: bool, functions: dict[str, tuple[Any, Any, Any]]
-) -> ctypes.CDLL:
-    """Return a ctypes library whose functions have these (restype, argtypes, errcheck)."""
-    library = kind(name, use_errno=uses_errno)
-    for function_name, (restype, argtypes, errcheck) in functions.items():
-        function = getattr(library, function_name)
-        function.restype = restype
-        if argtypes is not None:
-            function.argtypes = argtypes
-        if errcheck is not None:
-            function.errcheck = errcheck
-    return library
-
-
-def reduce_ctype(kind: type) -> Reduced | None:
+def _reduce_ctype(kind: type) -> Reduced | None:
     """Reduce a ctypes type without an importable name to the call that returns it from ctypes's cache; else None."""
     metaclass = type(kind)
     if metaclass is type and issubclass(kind, type):  # a metaclass itself
@@ -299,3 +270,22 @@ def _new_memmap(
     array._mmap, array.filename, array.offset, array.mode = None, Path(name), offset, mode  # noqa: SLF001
     array.flags.writeable = mode != "r"
     return array
+
+
+_NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(kind) is type}
+"""id -> name in `types`, for types such as the one of functions: their `__module__` doesn't contain them."""
+
+
+def reduce_special(obj: Any, kind: type, number_of: Callable[[object], int | None]) -> Any:
+    """Reduce an object that needs `isinstance` checks instead of a table by exact type; None if it needs none."""
+    if isinstance(obj, Enum):
+        return reduce_member(obj) if travels_by_value(kind) and number_of(kind) is None else None
+    if isinstance(obj, threading.local):
+        return reduce_local(obj)
+    if isinstance(obj, np.memmap):
+        return reduce_memmap(obj)
+    if isinstance(obj, threading.Thread) and obj.ident is not None:
+        raise TypeError("a thread that has been started can't be sent; start it in the process that uses it")
+    if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
+        return getattr, (types, _NAMES_OF_TYPES[id(obj)])
+    return _reduce_ctype(obj) if isinstance(obj, type) else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -113,8 +113,8 @@ class Task:
         return pack_frame(Kind.TASK, head + slots + chosen, self.generation)
 
     @classmethod
-    def unpack(cls, frame: Frame, loads: Callable[[memoryview], Any] = pickle.loads) -> Task:
-        """Return the task in a frame. `loads` rebuilds keys that were pickled."""
+    def unpack(cls, frame: Frame) -> Task:
+        """Return the task in a frame."""
         generation, body = frame.generation, frame.body
         if len(body) < _TASK.size:
             raise malformed(frame)
@@ -129,7 +129,7 @@ class Task:
         if num_indices >= 0:
             task.indices = list(struct.unpack(f"<{num_indices}q", chosen))
         elif num_indices == _PICKLED:
-            task.indices = _unpickle_keys(chosen, loads)
+            task.indices = _unpickle_keys(chosen)
         elif num_indices == _STREAM:
             (task.turn,) = _TURN.unpack(chosen)
         return task
@@ -151,9 +151,9 @@ def _pack_keys(keys: Any) -> tuple[int, bytes]:
         return _PICKLED, pickle.dumps(LostKeys(reason))
 
 
-def _unpickle_keys(pickled: memoryview, loads: Callable[[memoryview], Any]) -> Any:
+def _unpickle_keys(pickled: memoryview) -> Any:
     try:
-        return loads(pickled)
+        return pickle.loads(pickled)
     except Exception as error:
         return LostKeys(f"the keys of a batch can't be rebuilt in the worker: {type(error).__name__}: {error}")
 

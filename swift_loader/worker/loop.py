@@ -189,7 +189,7 @@ class TaskLoop:
             return
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
-        task = Task.unpack(frame, self._builder.definitions.loads)
+        task = Task.unpack(frame)
         for slot in task.released:
             self._slots.release(slot)
         for slot in task.retired:

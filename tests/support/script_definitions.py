@@ -840,4 +840,12 @@ DEFINITIONS = {
                     RANDOM.random() >= 0, STATE.rand() >= 0, str(UNIQUE), str(HALF), ADD["+"](index, 1),
                     ADD["m"]("a"), ADD["j"]("ab"), isinstance({}, KEYS)]
     """,
+    "a state with a function that is made for it": """
+        LIMIT = 4
+        class Bounded:
+            def __init__(self): self.limit = lambda x: min(x, LIMIT)
+            def __getstate__(self): return {"limit": lambda x: min(x, LIMIT)}
+        bounded = Bounded()
+        def sample(index): return bounded.limit(index)
+    """,
 }

@@ -39,6 +39,13 @@ SCRIPTS = {
         assert [photo.number for photo in found] == [1, 2]
         assert all(type(photo) is Photo for photo in found)
     """,
+    "a class inside another": """
+        class Album:
+            class Photo:
+                def __init__(self, number): self.number = number
+        def decode(photo: Album.Photo): return photo
+        assert all(type(photo) is Album.Photo for photo in results(decode, [Album.Photo(1), Album.Photo(2)]))
+    """,
     "members of an Enum, inside a tuple": """
         from enum import Enum
         class Color(Enum):
