@@ -25,7 +25,7 @@ from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.encoder import DEFINITION, ROW, CodeNeeded, Encoded, Encoder, NumberOf
+from swift_loader.transport.encoder import DEFINITION, PLAIN_KINDS, ROW, CodeNeeded, Encoded, Encoder, NumberOf
 
 _CODE_MARK = b"\0"
 """First byte of a package with code, before its pickle. A pickle starts with another byte."""
@@ -55,6 +55,54 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
         attempt = partial(_dry_run, number_of=number_of)
         raise EncodeError(_explain(batch, error, attempt), _HINT) from error
     return encoder.encoded(stream)
+
+
+class BatchEncoder:
+    """Encodes one batch after another, and pickles a flat structure only if it isn't that of the last batch."""
+
+    def __init__(self, number_of: NumberOf) -> None:
+        self._number_of = number_of
+        self._layout: list[Any] | None = None
+        self._structure = b""
+
+    def encode(self, batch: object, arena: Arena) -> Encoded:
+        """Return the same as `encode`."""
+        layout, rows = _flat_layout(batch, arena)
+        if layout is not None and layout == self._layout:
+            return Encoded(b"".join([ROW.pack(*row) for row in rows]) + self._structure, len(rows))
+        encoded = encode(batch, arena, self._number_of)
+        self._layout, self._structure = layout, encoded.meta[len(rows) * ROW.size :]
+        return encoded
+
+
+def _flat_layout(batch: Any, arena: Arena) -> tuple[list[Any] | None, list[tuple[int, int]]]:
+    """Return all that the pickle of a flat batch depends on, and where its leaves are in the arena.
+
+    None if that can't be told at a glance: a leaf that the arena didn't make, or that occurs twice; an array with
+    strides or with metadata of its dtype; a tensor with a gradient or attributes.
+    """
+    kind, rows, seen = type(batch), [], set()
+    if kind is dict and all(type(name) is str for name in batch):
+        layout: list[Any] = [kind, *batch]
+        leaves = batch.values()
+    elif kind is list or kind is tuple:
+        layout, leaves = [kind, len(batch)], batch
+    else:
+        return None, []
+    for leaf in leaves:
+        block = arena.find(leaf)
+        if block is None or id(leaf) in seen or not len(block.memory):
+            return None, []
+        if type(leaf) is np.ndarray:
+            is_plain = leaf.dtype.kind in PLAIN_KINDS and not leaf.dtype.metadata and leaf.flags.c_contiguous
+        else:
+            is_plain = not leaf.requires_grad and not leaf.__dict__ and leaf.is_contiguous()
+        if not is_plain:
+            return None, []
+        seen.add(id(leaf))
+        layout += (type(leaf), leaf.dtype, leaf.shape, block.arrives_as_tensor)
+        rows.append((block.offset, len(block.memory)))
+    return layout, rows
 
 
 def encode_with_code(content: object) -> tuple[Encoded, Arena, list[object]]:

@@ -39,7 +39,7 @@ _REGION_ALIGNMENT = 16
 _MAX_SPARSE = 2
 """How much larger than its views what they share may be."""
 
-_PLAIN_KINDS = frozenset("biufcSUmM?")
+PLAIN_KINDS = frozenset("biufcSUmM?")
 """Kinds of dtypes that `dtype.str` describes completely."""
 
 
@@ -108,7 +108,7 @@ class Encoder(pickle.Pickler):
         if block is None:
             block = self._arena.place_array(array, order)
         dtype = array.dtype
-        named = dtype.str if dtype.kind in _PLAIN_KINDS and not dtype.metadata and not dtype.subdtype else dtype
+        named = dtype.str if dtype.kind in PLAIN_KINDS and not dtype.metadata and not dtype.subdtype else dtype
         return _rebuild_array, (self._mark_block(block), named, array.shape, order)
 
     def _reduce_tensor(self, tensor: torch.Tensor, torch: ModuleType) -> Any:

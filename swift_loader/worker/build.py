@@ -20,7 +20,7 @@ from swift_loader.batch.collate import collate_into
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import encode, encode_bytes
+from swift_loader.transport.codec import BatchEncoder, encode_bytes
 from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, Hung, SampleFailed
@@ -162,6 +162,7 @@ class BatchBuilder:
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         self.definitions = definitions
         """Numbered as in the trainer."""
+        self._encoder = BatchEncoder(definitions.number_of)
         self.hung: dict[tuple[int, Any], Hung] = {}
         """By epoch and dataset index: these samples fail."""
         self.failures: Sequence[SampleFailed] = ()
@@ -267,7 +268,7 @@ class BatchBuilder:
     def _encode(self, batch: Any, arena: Arena) -> Encoded:
         try:
             if self._batch_encoder is None:
-                return encode(batch, arena, self.definitions.number_of)
+                return self._encoder.encode(batch, arena)
             return encode_bytes(self._batch_encoder(batch), arena)
         except EncodeError as error:
             raise BuildError(FailureStage.ENCODE) from error.with_traceback(None)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import EncodeError, ProtocolError, WorkerError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import decode, decode_bytes, encode, encode_bytes
+from swift_loader.transport.codec import BatchEncoder, decode, decode_bytes, encode, encode_bytes
 from swift_loader.transport.encoder import Encoded
 
 quiet_torch = pytest.mark.filterwarnings(
@@ -478,6 +478,39 @@ def test_what_was_made_in_the_arena_is_not_copied() -> None:
     assert arrived["a"].tolist() == [5] * 4
     assert arrived["t"].tolist() == [6] * 4
     assert arrived["again"] is arrived["a"]
+
+
+def leaves_in(arena: Arena, number: int) -> tuple[NDArray[Any], torch.Tensor]:
+    array, tensor = arena.empty((2, 3), "i4"), arena.empty_tensor((4,), torch.int64)
+    array[:], tensor[:] = number, number
+    return array, tensor
+
+
+FLAT: dict[str, Callable[[Any, Any], Any]] = {
+    "a dict": lambda a, t: {"a": a, "t": t},
+    "other names": lambda a, t: {"a": a, "u": t},
+    "names that are equal": lambda a, t: {1: a, 2: t},
+    "and of another type": lambda a, t: {True: a, 2: t},
+    "a list": lambda a, t: [a, t],
+    "a tuple": lambda a, t: (a, t),
+    "one twice": lambda a, t: [a, a],
+    "another order": lambda a, t: [t, a],
+    "another shape": lambda a, t: [a.reshape(3, 2), t],
+    "a gradient": lambda a, t: [a, t.float().requires_grad_()],
+}
+
+
+def test_a_batch_arrives_alike_whatever_the_one_before_was() -> None:
+    encoder = BatchEncoder(Definitions().number_of)
+    for first, second in product(FLAT.values(), repeat=2):
+        for number, make in enumerate([first, second, second]):
+            arena = Arena(np.empty(1 << 12, np.uint8))
+            batch = make(*leaves_in(arena, number))
+            sent = encoder.encode(batch, arena)
+            arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
+            assert repr(arrived) == repr(batch)
+            leaves = list(arrived.values()) if isinstance(arrived, dict) else arrived
+            assert (leaves[0] is leaves[1]) == (make is FLAT["one twice"])
 
 
 def test_arrivals_are_views_of_the_memory() -> None:
