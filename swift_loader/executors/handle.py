@@ -24,8 +24,7 @@ from swift_loader.scheduler.delivery import Lease
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
 from swift_loader.transport.counters import CounterReader
-from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import Batch, BuildReport, Hung, Identity, NewPlan, Ready, SegmentMade
+from swift_loader.transport.messages import Batch, BuildReport, Frame, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.torch_worker import Resume

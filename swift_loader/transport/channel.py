@@ -22,7 +22,7 @@ from swift_loader.transport.descriptors import (
     new_socketpair,
     out_of_descriptors_error,
 )
-from swift_loader.transport.frames import Received
+from swift_loader.transport.messages import Received
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """Far below the kernel's default limit of 208 KiB, so that several messages fit into the socket's buffer. A longer

@@ -24,8 +24,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.descriptors import duplicate, explaining_limits
-from swift_loader.transport.frames import Kind
-from swift_loader.transport.messages import FixedBody
+from swift_loader.transport.messages import FixedBody, Kind
 from swift_loader.transport.segments import Segment, capacity_for, new_file
 
 # Finds the modules that a pickle imports, without reading the pickle. Pure.

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import SharedMemoryFull
 from swift_loader.interrupts import blocked
-from swift_loader.transport.frames import Received
+from swift_loader.transport.messages import Received
 from swift_loader.transport.segments import Segment, reserving_failed
 
 # Pipes that every system has: connections of `multiprocessing`, of which a new process inherits an end.

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.frames import Frame, Kind, pack_frame
-from swift_loader.transport.messages import malformed
+from swift_loader.transport.messages import Frame, Kind, malformed, pack_frame
 
 # The dataset indices of a batch as an array. Pure.
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from swift_loader.transport.frames import Kind
-from swift_loader.transport.messages import BuildReport, FixedBody, PickledBody
+from swift_loader.transport.messages import BuildReport, FixedBody, Kind, PickledBody
 
 # The messages between the trainer and a root. Forked templates and their exits are as a template's workers.
 

@@ -27,8 +27,17 @@ from numpy.typing import NDArray
 
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
-from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
-from swift_loader.transport.messages import NO_SLOT, Batch, FailureStage, Identity, Ready
+from swift_loader.transport.messages import (
+    NO_SLOT,
+    Batch,
+    FailureStage,
+    Frame,
+    Identity,
+    Kind,
+    Ready,
+    Received,
+    unpack_frame,
+)
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import PrivateSlots
 from swift_loader.worker.build import ThreadUsage

@@ -12,7 +12,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
-from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.messages import Kind, unpack_frame
 from swift_loader.transport.template_messages import Exited, Fork, Forked
 from swift_loader.worker.process import (
     StackDumper,

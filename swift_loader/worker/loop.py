@@ -21,7 +21,6 @@ from swift_loader.errors import ProtocolError
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.failpoints import Failpoint, failpoint
-from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
     BuildReport,
@@ -29,13 +28,17 @@ from swift_loader.transport.messages import (
     FailureStage,
     Hung,
     Identity,
+    Kind,
     NewPlan,
     Ready,
+    Received,
     SampleFailed,
     SegmentGone,
     SegmentMade,
     State,
     StreamEnded,
+    pack_frame,
+    unpack_frame,
 )
 from swift_loader.transport.payload import Environment
 from swift_loader.transport.segments import Segment, capacity_for

@@ -30,8 +30,7 @@ from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.threads import LoaderThread
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
-from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import FailureStage, Ready, SegmentMade
+from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import Segment, capacity_for

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.frames import unpack_frame
+from swift_loader.transport.messages import unpack_frame
 from swift_loader.transport.template_messages import Blank, Exited, Forked, Refused, Warmed
 from swift_loader.worker.process import (
     ForkHazards,

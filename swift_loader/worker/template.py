@@ -33,8 +33,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint
-from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import FailureStage
+from swift_loader.transport.messages import FailureStage, Kind, unpack_frame
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built

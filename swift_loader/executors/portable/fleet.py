@@ -18,8 +18,7 @@ from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import Failure, FailureStage, Identity, Ready
+from swift_loader.transport.messages import Failure, FailureStage, Identity, Kind, Ready, Received, unpack_frame
 from swift_loader.transport.payload import Environment, pack_payload
 from swift_loader.worker.process import refuse_start
 

@@ -28,8 +28,7 @@ from swift_loader.scheduler.messages import (
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
-from swift_loader.transport.messages import Batch, SegmentGone
+from swift_loader.transport.messages import Batch, Frame, Kind, Received, SegmentGone, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 

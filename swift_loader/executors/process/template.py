@@ -21,8 +21,7 @@ from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import read_word
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
-from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import Failure
+from swift_loader.transport.messages import Failure, Frame, Kind, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process import end_group

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.messages import Kind, unpack_frame
 from swift_loader.worker.actor import Answer
 
 

@@ -21,8 +21,7 @@ from swift_loader.executors.ray.calls import ActorCalls, Broken, Lost
 from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
-from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import Batch
+from swift_loader.transport.messages import Batch, Kind, Received, unpack_frame
 
 RayWorker = Handle[ActorCalls, ActorProcess]
 

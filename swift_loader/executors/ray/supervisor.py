@@ -35,8 +35,7 @@ from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Failure, FailureStage, Identity, Ready
+from swift_loader.transport.messages import Failure, FailureStage, Identity, Kind, Ready, unpack_frame
 from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings

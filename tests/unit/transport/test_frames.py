@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
+from swift_loader.transport.messages import Kind, pack_frame, unpack_frame
 
 KIND_BYTE = 4
 HEAD_NBYTES = 20

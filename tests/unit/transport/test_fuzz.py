@@ -15,14 +15,15 @@ from swift_loader.errors import ProtocolError
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
-from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
     BuildReport,
     Failure,
     FailureStage,
+    Frame,
     Hung,
     Identity,
+    Kind,
     NewPlan,
     PickledBody,
     Ready,
@@ -31,6 +32,8 @@ from swift_loader.transport.messages import (
     SegmentMade,
     State,
     StreamEnded,
+    pack_frame,
+    unpack_frame,
 )
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.task import Task

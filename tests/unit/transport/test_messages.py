@@ -10,19 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.frames import _HEAD, Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
+    _HEAD,
     Batch,
     BuildReport,
     Failure,
     FailureStage,
+    Frame,
     Identity,
+    Kind,
     Ready,
     SampleFailed,
     SegmentGone,
     SegmentMade,
     State,
     StreamEnded,
+    pack_frame,
+    unpack_frame,
 )
 from swift_loader.transport.task import _TASK, IndexArray, LostKeys, Task
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
