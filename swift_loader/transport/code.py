@@ -31,8 +31,8 @@ from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import by_value
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.by_value import MAIN_MODULES, can_be_found, travels_by_value
-from swift_loader.transport.encoder import CodeNeeded, Encoder, Nowhere, NumberOf, can_reduce_tensor
+from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found, travels_by_value
+from swift_loader.transport.encoder import CodeNeeded, Encoder, Nowhere, can_reduce_tensor
 from swift_loader.transport.reducers import reduce_special, reducers
 
 _REMEDY = (
@@ -145,10 +145,10 @@ _RUNS_NOTHING = (types.FunctionType, types.BuiltinFunctionType, type, classmetho
 class Finder(pickle.Pickler):
     """Pickles an object and discards the result. Raises if it can't be sent, and finds the code that it needs."""
 
-    def __init__(self, number_of: NumberOf = lambda _: None) -> None:
+    def __init__(self, definitions: Definitions | None = None) -> None:
         super().__init__(Nowhere(), protocol=5, buffer_callback=lambda _: False)
         self.dispatch_table = reducers()
-        self._number_of = number_of
+        self._definitions = Definitions() if definitions is None else definitions
         self.found: list[Any] = []
         """Classes and functions that must be sent by value, cells of closures, and modules."""
         self.runs_code = False
@@ -158,9 +158,9 @@ class Finder(pickle.Pickler):
         if kind is types.CellType or (isinstance(obj, types.ModuleType) and _module_name(obj) is not None):
             self.found.append(obj)
             return id, ()
-        special = reduce_special(obj, kind, self._number_of)
+        special = reduce_special(obj, kind, self._definitions)
         if special is None and isinstance(obj, (types.FunctionType, type)) and travels_by_value(obj):
-            if self._number_of(obj) is None:
+            if self._definitions.number_of(obj) is None:
                 self.found.append(obj)
             return id, ()
         if kind is np.ndarray and not obj.dtype.hasobject:
@@ -200,12 +200,12 @@ _C_FIELD = type(_Pair.first)
 class Walk:
     """What must be sent with some content, and what of it needs what."""
 
-    def __init__(self, content: object, number_of: NumberOf, *, has_run_script: bool) -> None:
-        """Walk. `number_of` returns the receiver's number of a definition; None if it must be sent.
+    def __init__(self, content: object, definitions: Definitions, *, has_run_script: bool) -> None:
+        """Walk. `definitions` are those that the receiver knows.
 
         Raises `EncodeError` if a variable or an attribute can't be sent; another error if the content can't be.
         """
-        self._number_of = number_of
+        self._definitions = definitions
         self.has_run_script = has_run_script
         self.spaces: dict[int | str, _Space] = {}
         self.things: list[Any] = []
@@ -274,7 +274,7 @@ class Walk:
     def _look_into(self, setting: _Setting) -> None:
         if type(setting.value) in _LEAVES:
             return
-        finder = Finder(self._number_of)
+        finder = Finder(self._definitions)
         try:
             finder.dump(setting.value)
         except Exception as error:
@@ -402,7 +402,7 @@ class Walk:
 
     def _add_class(self, cls: Any) -> None:
         for needed in (type(cls), *cls.__bases__):
-            if travels_by_value(needed) and self._number_of(needed) is None:
+            if travels_by_value(needed) and self._definitions.number_of(needed) is None:
                 self._needs[id(cls)].append(needed)
                 self._add(needed)
         hints = vars(cls).get("__annotations__")
@@ -445,9 +445,9 @@ class CodeEncoder(Encoder, cloudpickle.Pickler):  # type: ignore[misc] # cloudpi
 
     dispatch_table = reducers()
 
-    def __init__(self, stream: io.BytesIO, arena: Arena, number_of: NumberOf, walk: Walk | None) -> None:
+    def __init__(self, stream: io.BytesIO, arena: Arena, definitions: Definitions, walk: Walk | None) -> None:
         """`walk`: that of the content; None: raise `CodeNeeded` if code would have to be sent."""
-        super().__init__(stream, arena, number_of)
+        super().__init__(stream, arena, definitions)
         self._walk = walk
 
     def dump_package(self, content: object, walk: Walk) -> None:
@@ -466,7 +466,7 @@ class CodeEncoder(Encoder, cloudpickle.Pickler):  # type: ignore[misc] # cloudpi
             return self._reduce_module(obj)
         if isinstance(obj, np.memmap) and self._walk is not None and self._walk.has_run_script:
             return NotImplemented  # in a batch it may be written to; the file must not be
-        special = reduce_special(obj, kind, self._number_of)
+        special = reduce_special(obj, kind, self._definitions)
         return super().reducer_override(obj) if special is None else special
 
     def _reduce_module(self, module: types.ModuleType) -> Any:

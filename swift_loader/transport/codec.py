@@ -25,7 +25,7 @@ from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.encoder import DEFINITION, PLAIN_KINDS, ROW, CodeNeeded, Encoded, Encoder, NumberOf
+from swift_loader.transport.encoder import DEFINITION, PLAIN_KINDS, ROW, CodeNeeded, Encoded, Encoder
 
 _CODE_MARK = b"\0"
 """First byte of a package with code, before its pickle. A pickle starts with another byte."""
@@ -33,26 +33,25 @@ _CODE_MARK = b"\0"
 _HINT = "Return arrays, tensors, numbers, strings or containers of them, or pass batch_encoder and batch_decoder"
 
 
-def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
+def encode(batch: object, arena: Arena, definitions: Definitions) -> Encoded:
     """Copy the bulk data of a batch into the arena, except what was made in it, and return the rest.
 
-    `batch`: anything that pickle or this codec can serialise. `number_of`: `Definitions.number_of`; or
-    `Definitions.add`, to collect the definitions that the peer needs. Raises `EncodeError` that names the path and the
-    type of a part that can't be sent.
+    `batch`: anything that pickle or this codec can serialise. `definitions`: those that the receiver knows. Raises
+    `EncodeError` that names the path and the type of a part that can't be sent.
     """
     stream = io.BytesIO()
-    encoder = Encoder(stream, arena, number_of)
+    encoder = Encoder(stream, arena, definitions)
     try:
         encoder.dump(batch)
     except CodeNeeded:
         try:
-            return _encode_package(batch, arena, number_of, has_run_script=True)[0]
+            return _encode_package(batch, arena, definitions, has_run_script=True)[0]
         except EncodeError:
             raise
         except Exception as error:
             raise EncodeError(_explain(batch, error, try_out), _HINT) from error
     except Exception as error:
-        attempt = partial(_dry_run, number_of=number_of)
+        attempt = partial(_dry_run, definitions=definitions)
         raise EncodeError(_explain(batch, error, attempt), _HINT) from error
     return encoder.encoded(stream)
 
@@ -60,8 +59,8 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
 class BatchEncoder:
     """Encodes one batch after another, and pickles a flat structure only if it isn't that of the last batch."""
 
-    def __init__(self, number_of: NumberOf) -> None:
-        self._number_of = number_of
+    def __init__(self, definitions: Definitions) -> None:
+        self._definitions = definitions
         self._layout: list[Any] | None = None
         self._structure = b""
 
@@ -70,7 +69,7 @@ class BatchEncoder:
         layout, rows = _flat_layout(batch, arena)
         if layout is not None and layout == self._layout:
             return Encoded(b"".join([ROW.pack(*row) for row in rows]) + self._structure, len(rows))
-        encoded = encode(batch, arena, self._number_of)
+        encoded = encode(batch, arena, self._definitions)
         self._layout, self._structure = layout, encoded.meta[len(rows) * ROW.size :]
         return encoded
 
@@ -116,12 +115,12 @@ def encode_with_code(content: object) -> tuple[Encoded, Arena, list[object]]:
     from swift_loader.transport.code import CodeEncoder
 
     stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8), copies_late=True)
-    encoder = CodeEncoder(stream, arena, _number_of_nothing, None)
+    encoder = CodeEncoder(stream, arena, Definitions(), None)
     try:
         encoder.dump(content)
     except CodeNeeded:
         arena = Arena(np.empty(0, np.uint8), copies_late=True)
-        encoded, things = _encode_package(content, arena, _number_of_nothing, has_run_script=False)
+        encoded, things = _encode_package(content, arena, Definitions(), has_run_script=False)
         return encoded, arena, things
     return encoder.encoded(stream), arena, []
 
@@ -133,19 +132,15 @@ def _explain(batch: object, error: Exception, attempt: Callable[[object], None])
     )
 
 
-def _number_of_nothing(thing: object) -> None:
-    """Return None for everything: the receiver knows no definitions."""
-
-
 def _encode_package(
-    content: object, arena: Arena, number_of: NumberOf, *, has_run_script: bool
+    content: object, arena: Arena, definitions: Definitions, *, has_run_script: bool
 ) -> tuple[Encoded, list[object]]:
     from swift_loader.transport.code import CodeEncoder, Walk
 
     stream = io.BytesIO(_CODE_MARK)
     stream.seek(len(_CODE_MARK))
-    walk = Walk(content, number_of, has_run_script=has_run_script)
-    encoder = CodeEncoder(stream, arena, number_of, walk)
+    walk = Walk(content, definitions, has_run_script=has_run_script)
+    encoder = CodeEncoder(stream, arena, definitions, walk)
     encoder.dump_package(content, walk)
     return encoder.encoded(stream), walk.things
 
@@ -228,6 +223,6 @@ def _buffers(
             yield plain[offset : offset + nbytes]
 
 
-def _dry_run(part: object, number_of: NumberOf) -> None:
+def _dry_run(part: object, definitions: Definitions) -> None:
     with suppress(CodeNeeded):
-        Encoder(io.BytesIO(), Arena(np.empty(0, np.uint8)), number_of).dump(part)
+        Encoder(io.BytesIO(), Arena(np.empty(0, np.uint8)), definitions).dump(part)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.transport.arena import Arena, Block, numpy_dtype
-from swift_loader.transport.by_value import travels_by_value, update_attributes
+from swift_loader.transport.by_value import Definitions, travels_by_value, update_attributes
 
 if TYPE_CHECKING:
     import torch
@@ -56,19 +56,15 @@ class CodeNeeded(Exception):
     """A batch holds a class or function that the receiver doesn't know."""
 
 
-NumberOf = Callable[[object], "int | None"]
-"""Returns the peer's number of a class or function; None if the peer doesn't know it and needs its code."""
-
-
 class Encoder(pickle.Pickler):
     """The C pickler, with special handling of arrays, tensors and definitions that can't be imported."""
 
-    def __init__(self, stream: io.BytesIO, arena: Arena, number_of: NumberOf) -> None:
+    def __init__(self, stream: io.BytesIO, arena: Arena, definitions: Definitions) -> None:
         # The callback isn't a method of this object: that cycle would keep each batch until the garbage collector runs.
         self._buffers = _Buffers(arena)
         super().__init__(stream, protocol=5, buffer_callback=self._buffers.note)
         self._arena = arena
-        self._number_of = number_of
+        self._definitions = definitions
         self._parts: Sequence[object] = ()
         """What is being written, part by part."""
         self._shared: dict[int, list[_Region]] | None = None
@@ -172,7 +168,7 @@ class Encoder(pickle.Pickler):
         return None
 
     def _reduce_definition(self, thing: type | FunctionType) -> Any:
-        number = self._number_of(thing)
+        number = self._definitions.number_of(thing)
         if number is None:
             return self._reduce_code(thing)
         return _identity, (self._buffers.mark((number, DEFINITION), pickle.PickleBuffer(bytearray(1))),)

@@ -1,6 +1,6 @@
 """Points in the code where a test can make a process fail, so that each fault happens at a chosen place.
 
-They do nothing unless SWIFT_LOADER_FAILPOINTS is set when this module is imported: `failpoint` is an empty function
+They do nothing unless SWIFT_LOADER_FAILPOINTS is set when this module is imported: `failpoint` returns at once
 then. The template and the workers inherit the variable from the trainer.
 
     SWIFT_LOADER_FAILPOINTS = item;item;...        item = point=action[,condition=value ...]
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from enum import Enum
 from random import Random
 
@@ -125,19 +124,16 @@ def parse_failpoints(text: str) -> list[Item]:
 _items = parse_failpoints(os.environ.get(VARIABLE, ""))
 
 
-def _reach(point: Failpoint) -> None:
+def failpoint(point: Failpoint) -> None:
+    """Call this at a point where a test may make the process fail."""
+    if not _items:
+        return
     # Evaluate all items before the first one fires, because that may raise.
     for item in [item for item in _items if item.point is point and item.is_due()]:
         item.fire()
 
 
-def _identify(serial: int) -> None:
+def identify(serial: int) -> None:
+    """Call this at the start of a worker, with its serial number."""
     for item in _items:
         item.identify(serial)
-
-
-failpoint: Callable[[Failpoint], None] = _reach if _items else lambda point: None  # noqa: ARG005
-"""Call this at a point where a test may make the process fail."""
-
-identify: Callable[[int], None] = _identify if _items else lambda serial: None  # noqa: ARG005
-"""Call this at the start of a worker, with its serial number."""

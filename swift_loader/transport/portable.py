@@ -19,7 +19,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
@@ -180,7 +180,7 @@ def create(name: str, nbytes: int) -> Segment:
     """
     if sys.platform == "win32":
         memory = SharedMemory(name, create=True, size=nbytes)
-        return _map_buffer(memory.buf, nbytes, memory.close)
+        return _map_shared(memory, nbytes)
     try:
         descriptor = _posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
     except OSError as error:
@@ -204,7 +204,7 @@ def attach(name: str, nbytes: int) -> Segment:
     """
     if sys.platform == "win32":
         memory = SharedMemory(name)
-        return _map_buffer(memory.buf, nbytes, memory.close)
+        return _map_shared(memory, nbytes)
     descriptor = _posixshmem.shm_open(f"/{name}", os.O_RDWR, mode=0o600)
     try:
         unlink(name)
@@ -225,9 +225,9 @@ def unlink(name: str) -> bool:
     return False
 
 
-def _map_buffer(buffer: memoryview, nbytes: int, close: Callable[[], None]) -> Segment:
-    """Return the segment of a `SharedMemory`'s buffer. `close` is called with it."""
-    return Segment(ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer)), nbytes, close)
+def _map_shared(memory: Any, nbytes: int) -> Segment:
+    """Return the segment of a `SharedMemory`, which it closes."""
+    return Segment(ctypes.addressof(ctypes.c_ubyte.from_buffer(memory.buf)), nbytes, memory.close)
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.transport.by_value import is_importable, travels_by_value, update_attributes
+from swift_loader.transport.by_value import Definitions, is_importable, travels_by_value, update_attributes
 from swift_loader.transport.segments import Segment
 
 Reduced = tuple[Any, ...]
@@ -43,11 +43,9 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
 
     import cloudpickle
 
-    return {**copyreg.dispatch_table, **cloudpickle.Pickler.dispatch_table, **_own()}
-
-
-def _own() -> dict[type, Callable[[Any], Any]]:
     table: dict[type, Callable[[Any], Any]] = {
+        **copyreg.dispatch_table,
+        **cloudpickle.Pickler.dispatch_table,
         type(threading.Lock()): lambda _: (threading.Lock, ()),
         type(threading.RLock()): lambda _: (threading.RLock, ()),
         threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),  # noqa: SLF001
@@ -276,10 +274,10 @@ _NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(
 """id -> name in `types`, for types such as the one of functions: their `__module__` doesn't contain them."""
 
 
-def reduce_special(obj: Any, kind: type, number_of: Callable[[object], int | None]) -> Any:
+def reduce_special(obj: Any, kind: type, definitions: Definitions) -> Any:
     """Reduce an object that needs `isinstance` checks instead of a table by exact type; None if it needs none."""
     if isinstance(obj, Enum):
-        return reduce_member(obj) if travels_by_value(kind) and number_of(kind) is None else None
+        return reduce_member(obj) if travels_by_value(kind) and definitions.number_of(kind) is None else None
     if isinstance(obj, threading.local):
         return reduce_local(obj)
     if isinstance(obj, np.memmap):

@@ -162,7 +162,7 @@ class BatchBuilder:
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         self.definitions = definitions
         """Numbered as in the trainer."""
-        self._encoder = BatchEncoder(definitions.number_of)
+        self._encoder = BatchEncoder(definitions)
         self.hung: dict[tuple[int, Any], Hung] = {}
         """By epoch and dataset index: these samples fail."""
         self.failures: Sequence[SampleFailed] = ()

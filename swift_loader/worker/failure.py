@@ -107,7 +107,7 @@ def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[byt
         return None, 0
     try:
         arena = Arena(np.empty(0, np.uint8))
-        encoded = encode(error, arena, definitions.number_of)
+        encoded = encode(error, arena, definitions)
         memory = np.empty(0, np.uint8)
         rebuilt = decode(memoryview(encoded.meta), encoded.num_blocks, memory, definitions)
         same = type(rebuilt) is type(error) and str(rebuilt) == str(error)

@@ -131,7 +131,7 @@ def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions) -> 
     try:
         samples = fetcher.fetch_indices(_KEY, 0, [index]).samples
         arena = Arena(np.empty(0, np.uint8))
-        encoded = encode(samples[0], arena, definitions.number_of)
+        encoded = encode(samples[0], arena, definitions)
         memory = np.zeros(arena.used, np.uint8)
         arena.move_to(memory)
     except Exception:  # the error is reported if the loop asks for the sample

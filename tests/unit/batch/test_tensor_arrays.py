@@ -31,7 +31,7 @@ class Frozen(dict[str, Any]):
 
 def sent(batch: Any, memory: Arena) -> Any:
     """Return a batch as it arrives."""
-    encoded = encode(batch, memory, NO_DEFINITIONS.number_of)
+    encoded = encode(batch, memory, NO_DEFINITIONS)
     slot = np.empty(memory.used, np.uint8)
     memory.move_to(slot)
     return decode(memoryview(encoded.meta), encoded.num_blocks, slot, NO_DEFINITIONS)
@@ -104,7 +104,7 @@ def test_arrays_are_made_where_they_are_sent_and_memory_of_an_attempt_is_used_ag
     batch = collate_to_send([{"x": np.ones(100), "y": 1}] * 2, memory)
     used = memory.used
     assert all(memory.find(leaf) is not None for leaf in batch.values())
-    encode(batch, memory, NO_DEFINITIONS.number_of)
+    encode(batch, memory, NO_DEFINITIONS)
     assert memory.used == used
 
 

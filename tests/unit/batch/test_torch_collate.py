@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from swift_loader.batch.collate import _memory, registered_functions, torch_collate, use_in_default_collate
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode
 from tests.support.helpers import exhaustive
 from tests.support.memories import MEMORIES, arena
@@ -120,7 +121,7 @@ def test_a_batch_is_made_in_the_memory_and_not_copied_again(num_samples: int, sh
     used = memory.used
     tensors = [batch["x"], *batch["y"], *batch["z"]]
     assert all(memory.find(tensor) is not None for tensor in tensors)
-    encode(batch, memory, lambda _: None)
+    encode(batch, memory, Definitions())
     assert memory.used == used
 
 

@@ -90,7 +90,7 @@ def memory_of(arena: Arena) -> NDArray[np.uint8]:
 
 def encoded(batch: object, capacity: int = 0) -> tuple[Encoded, Arena]:
     arena = Arena(np.empty(capacity, np.uint8))
-    return encode(batch, arena, Definitions().number_of), arena
+    return encode(batch, arena, Definitions()), arena
 
 
 def round_trip(batch: object, capacity: int = 1 << 12) -> Any:
@@ -408,7 +408,7 @@ def test_known_definitions_travel_by_number_and_are_the_very_same() -> None:
 
     definitions = Definitions([Local, function])
     arena = Arena(np.empty(1 << 12, np.uint8))
-    sent = encode([Local(), function, np.arange(3), Local], arena, definitions.number_of)
+    sent = encode([Local(), function, np.arange(3), Local], arena, definitions)
     arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), definitions)
     assert type(arrived[0]) is Local
     assert arrived[1] is function
@@ -458,7 +458,7 @@ def test_views_of_one_tensor_share_memory_and_travel_once(
     batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "columns": tokens.t(), "half": tokens[2:]}
     batch = {"whole": tokens, **batch} if whole_first else {**batch, "whole": tokens}
     with torch.device("meta"):  # a program's default device
-        sent = encode(batch, arena, Definitions().number_of)
+        sent = encode(batch, arena, Definitions())
     assert arena.used == tokens.nbytes
     arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
     for name, expected in batch.items():
@@ -472,7 +472,7 @@ def test_what_was_made_in_the_arena_is_not_copied() -> None:
     array, tensor = arena.empty((4,), "i8"), arena.empty_tensor((4,), torch.int64)
     array[:], tensor[:] = 5, torch.tensor(6)
     used = arena.used
-    sent = encode({"a": array, "t": tensor, "again": array}, arena, Definitions().number_of)
+    sent = encode({"a": array, "t": tensor, "again": array}, arena, Definitions())
     assert arena.used == used
     arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
     assert arrived["a"].tolist() == [5] * 4
@@ -501,7 +501,7 @@ FLAT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def test_a_batch_arrives_alike_whatever_the_one_before_was() -> None:
-    encoder = BatchEncoder(Definitions().number_of)
+    encoder = BatchEncoder(Definitions())
     for first, second in product(FLAT.values(), repeat=2):
         for number, make in enumerate([first, second, second]):
             arena = Arena(np.empty(1 << 12, np.uint8))

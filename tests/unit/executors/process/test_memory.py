@@ -104,7 +104,7 @@ def test_the_parts_of_a_decoded_batch_hold_the_slot_one_by_one() -> None:
         "z": [np.zeros(300, "M8[s]")],
         "n": 3,
     }
-    sent = encode(batch, arena, Definitions().number_of)
+    sent = encode(batch, arena, Definitions())
     arrived = decode(memoryview(sent.meta), sent.num_blocks, book.lease(7, segment), Definitions())
     parts = [arrived["x"].T[1:], arrived["y"].t()[0], arrived["z"][0].view("i8")]
     del arrived
