@@ -54,12 +54,16 @@ def is_importable(thing: Any) -> bool:
     found: Any = sys.modules.get(module_name)
     for name in qualified.split("."):
         found = getattr(found, name, None)
-    return found is thing and can_be_found(module_name.partition(".")[0])
+    return found is thing and can_be_found(module_name)
+
+
+def can_be_found(module_name: str) -> bool:
+    """Return whether another process can import a module: not if the script created it in memory."""
+    return _root_can_be_found(module_name.partition(".")[0])
 
 
 @functools.cache  # batches ask for each class
-def can_be_found(root: str) -> bool:
-    """Return whether another process can import a top-level module: not if the script created it in memory."""
+def _root_can_be_found(root: str) -> bool:
     is_package = hasattr(sys.modules.get(root), "__path__")
     for finder in sys.meta_path:
         try:

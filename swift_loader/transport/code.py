@@ -11,7 +11,6 @@ can't be sent is an error. An unused variable that can't be sent is none.
 
 from __future__ import annotations
 
-import ctypes
 import dis
 import io
 import pickle
@@ -19,6 +18,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -179,22 +179,9 @@ def _module_name(module: types.ModuleType) -> str | None:
     return next((name for name, known in list(sys.modules.items()) if known is module), None)
 
 
-def _is_made(module_name: str) -> bool:
-    """Return whether the script made a module, so that no other process can import it."""
-    return not can_be_found(module_name.partition(".")[0])
-
-
 _MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__orig_bases__"})
 _NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
-
-
-class _Pair(ctypes.Structure):
-    _fields_ = (("first", ctypes.c_int),)
-
-
-_C_FIELD = type(_Pair.first)
-"""The type of a ctypes structure's field descriptors. ctypes doesn't export it in Python 3.10."""
 
 
 class Walk:
@@ -297,13 +284,14 @@ class Walk:
         if setting.is_required:
             raise EncodeError(f"{setting.where} {setting.why_missing}", _REMEDY) from error
 
-    def _add(self, found: Any) -> None:
+    def _add(self, found: Any, where: str = "a variable of a function") -> None:
         if id(found) in self._known:
             return
         self._known[id(found)] = found
         self._needs[id(found)] = []
         if isinstance(found, types.CellType):
-            self._add_cell(found, "a variable of a function")
+            with suppress(ValueError):  # it is empty
+                self._set(found, by_value.fill_cell, (found,), found.cell_contents, where)
         elif isinstance(found, types.ModuleType):
             self._add_module(found)
         else:
@@ -355,23 +343,17 @@ class Walk:
         if is_script:
             kind = by_value.SpaceKind.OWN if self.has_run_script else by_value.SpaceKind.SCRIPT
         elif vars(sys.modules.get(name, object)) is variables:
-            kind = by_value.SpaceKind.MADE if _is_made(name) else by_value.SpaceKind.MODULE
+            kind = by_value.SpaceKind.MADE if not can_be_found(name) else by_value.SpaceKind.MODULE
         return self.spaces.setdefault(name if is_script else id(variables), _Space(variables, kind))
 
     def _add_module(self, module: types.ModuleType) -> None:
         name = _module_name(module)
         assert name is not None
-        if name in MAIN_MODULES or _is_made(name):
+        if name in MAIN_MODULES or not can_be_found(name):
             self.space_of(vars(module))
             self._use_all(vars(module), module)
         elif hasattr(module, "__path__"):
             self._packages.append(f"{name}.")
-
-    def _add_cell(self, cell: types.CellType, where: str) -> None:
-        try:
-            self._set(cell, by_value.fill_cell, (cell,), cell.cell_contents, where)
-        except ValueError:  # empty
-            return
 
     def _add_function(self, function: types.FunctionType) -> None:
         variables, user = function.__globals__, f"the function {function.__qualname__}"
@@ -384,9 +366,7 @@ class Walk:
             self._use_all(variables, function)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._needs[id(function)].append(cell)
-            if id(cell) not in self._known:
-                self._known[id(cell)], self._needs[id(cell)] = cell, []
-                self._add_cell(cell, f"the variable {name!r}, which {user} uses,")
+            self._add(cell, f"the variable {name!r}, which {user} uses,")
         given = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
         given = {**{name: value for name, value in given.items() if value}, **vars(function)}
         if given:
@@ -427,14 +407,14 @@ def _variables_beside(thing: Any) -> dict[str, Any]:
     name = thing.__module__
     if name in MAIN_MODULES:
         return vars(sys.modules["__main__"])
-    return vars(sys.modules[name]) if name in sys.modules and _is_made(name) else {}
+    return vars(sys.modules[name]) if name in sys.modules and not can_be_found(name) else {}
 
 
 def _is_made_with_the_class(value: object, cls: type) -> bool:
-    if type(value) is _C_FIELD:
-        return True
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    return isinstance(value, kinds) and value.__objclass__ is cls
+    return type(value).__name__ == "CField" or (
+        isinstance(value, kinds) and value.__objclass__ is cls
+    )  # ctypes hides it
 
 
 # What is sent ---------------------------------------------------------------------------------------------------------
@@ -473,7 +453,7 @@ class CodeEncoder(Encoder, cloudpickle.Pickler):  # type: ignore[misc] # cloudpi
         name = _module_name(module)
         if name is None:  # made by the script
             return NotImplemented
-        if name not in MAIN_MODULES and not _is_made(name):
+        if name not in MAIN_MODULES and can_be_found(name):
             return import_module, (name,)
         if self._walk is None:
             raise CodeNeeded

@@ -11,39 +11,19 @@ import pickle
 import re
 import struct
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, NoDescriptorsLeft
-from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.descriptors import duplicate, explaining_limits
 from swift_loader.transport.messages import FixedBody, Kind
 from swift_loader.transport.segments import Segment, capacity_for, new_file
-
-# Finds the modules that a pickle imports, without reading the pickle. Pure.
-#
-# A name may be missed, or be a string that only looks like one: the result is for a process that imports modules ahead
-# of need, from those that this process has imported, too.
-
-_NAMES = re.compile(
-    rb"\x8c(?s:(.))([A-Za-z_][A-Za-z0-9_.]*)\x94"  # SHORT_BINUNICODE with its length, MEMOIZE
-    rb"(?:\x85|(?:\x8c(?s:.)[A-Za-z0-9_.<>]+\x94|h(?s:.)|j(?s:....))\x93)"  # TUPLE1; or another string, STACK_GLOBAL
-)
-"""A module's name in protocol 5: the first half of a global, or the only argument of a function that imports it."""
-
-
-def modules_in(pickled: bytes) -> tuple[str, ...]:
-    """Return what may be names of modules, in the order of the pickle, each once."""
-    found = (match.groups() for match in _NAMES.finditer(pickled))
-    return tuple(dict.fromkeys(name.decode("ascii") for length, name in found if length[0] == len(name)))
-
 
 _OPTIONS = ".options."
 """Path in a worker's set-up to the options, which have the names that the user knows."""
@@ -128,9 +108,9 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
     Returns the layout, a descriptor that the caller owns, and the definitions that were sent by value. The template
     numbers its copies of them the same way. Raises `EncodeError` if a part of the object can't be sent.
     """
-    draft, definitions = _encode(content, environment)
-    nbytes = capacity_for(draft.nbytes)
-    return draft.layout(nbytes), new_file(draft.pieces(), nbytes), definitions
+    layout, pieces, definitions = _encode(content, environment)
+    layout = replace(layout, total_nbytes=capacity_for(layout.total_nbytes))
+    return layout, new_file(pieces, layout.total_nbytes), definitions
 
 
 def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayout, NDArray[np.uint8], Definitions]:
@@ -138,99 +118,75 @@ def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayo
 
     Raises `EncodeError` if a part of the object can't be sent.
     """
-    draft, definitions = _encode(content, environment)
-    memory = np.empty(draft.nbytes, np.uint8)
-    np.concatenate([*draft.pieces()], out=memory)
-    return draft.layout(draft.nbytes), memory, definitions
+    layout, pieces, definitions = _encode(content, environment)
+    return layout, np.concatenate(pieces), definitions
 
 
-class _Draft(NamedTuple):
-    """The parts of a payload, before they are in one place."""
-
-    arena: Arena
-    num_blocks: int
-    first: bytes
-    structure: bytes
-
-    @property
-    def nbytes(self) -> int:
-        return self.arena.used + len(self.first) + len(self.structure)
-
-    def pieces(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the payload, front to back."""
-        yield from self.arena.pieces()
-        for part in (self.first, self.structure):
-            yield np.frombuffer(part, np.uint8)
-
-    def layout(self, total_nbytes: int) -> PayloadLayout:
-        """Return where the parts are, in so many bytes."""
-        return PayloadLayout(total_nbytes, self.arena.used, len(self.first), len(self.structure), self.num_blocks)
-
-
-def _encode(content: object, environment: Environment) -> tuple[_Draft, Definitions]:
+def _encode(content: object, environment: Environment) -> tuple[PayloadLayout, list[NDArray[np.uint8]], Definitions]:
+    """Return the payload as pieces, front to back."""
     try:
         with explaining_limits():  # modules are imported, which opens files
             encoded, arena, things = encode_with_code(content)
     except (EncodeError, NoDescriptorsLeft):
         raise
     except Exception as error:
-        raise EncodeError(_explain(content, error), _HINT) from error
-    return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), Definitions(things)
+        path, culprit, reason = find_unencodable(content, error, try_out)
+        raise EncodeError(
+            f"{path.removeprefix(_OPTIONS)} is a {type_name(culprit)}, which can't be sent to the workers "
+            f"({type(reason).__name__}: {reason})",
+            _HINT,
+        ) from error
+    first, structure = pickle.dumps(environment), encoded.meta
+    nbytes = arena.used + len(first) + len(structure)
+    layout = PayloadLayout(nbytes, arena.used, len(first), len(structure), encoded.num_blocks)
+    last = (np.frombuffer(part, np.uint8) for part in (first, structure))
+    return layout, [*arena.pieces(), *last], Definitions(things)
 
 
-class HeapMemory:
-    """Memory of this process, for a payload that is read once."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._array = np.empty(nbytes, np.uint8)
-
-    @property
-    def memory(self) -> memoryview:
-        """Its bytes."""
-        return self._array.data
-
-    def array(self) -> NDArray[np.uint8]:
-        """Return them as an array."""
-        return self._array
-
-    def restore(self) -> None:
-        """Do nothing: the payload is read once, so nothing was written to it before."""
-
-
-def read_environment(layout: PayloadLayout, segment: Segment | HeapMemory) -> Environment:
+def read_environment(layout: PayloadLayout, memory: NDArray[np.uint8]) -> Environment:
     """Return the environment. Reading it needs nothing but the standard library."""
     start, end, *_ = layout.ends
-    environment = pickle.loads(segment.memory[start:end])
+    environment = pickle.loads(memory.data[start:end])
     if not isinstance(environment, Environment):
         raise TypeError(f"the payload begins with a {type(environment).__name__} instead of an Environment")
     return environment
 
 
-def read_payload(layout: PayloadLayout, segment: Segment | HeapMemory) -> tuple[Any, Definitions]:
-    """Return the object and the definitions, as they were sent. Each call returns new ones.
+def read_payload(
+    layout: PayloadLayout, memory: NDArray[np.uint8], segment: Segment | None = None
+) -> tuple[Any, Definitions]:
+    """Return the object and the definitions, as they were sent. The object's arrays are views of the memory.
 
-    The object's arrays are views of the segment, which must outlive them. The call discards what was written to them.
+    `segment`: the private mapping that the memory is, if it is read again. What was written to it is discarded first.
     """
-    segment.restore()
-    _, begin, end = layout.ends
-    bulk = segment.array()[: layout.bulk_nbytes]
-    content, things = decode_with_code(segment.memory[begin:end], layout.num_blocks, bulk)
+    if segment is not None:
+        segment.restore()
+    bulk, begin, end = layout.ends
+    content, things = decode_with_code(memory.data[begin:end], layout.num_blocks, memory[:bulk])
     return content, Definitions(things)
 
 
+_NAMES = re.compile(
+    rb"\x8c(?s:(.))([A-Za-z_][A-Za-z0-9_.]*)\x94"  # SHORT_BINUNICODE with its length, MEMOIZE
+    rb"(?:\x85|(?:\x8c(?s:.)[A-Za-z0-9_.<>]+\x94|h(?s:.)|j(?s:....))\x93)"  # TUPLE1; or another string, STACK_GLOBAL
+)
+"""A module's name in protocol 5: the first half of a global, or the only argument of a function that imports it."""
+
+
 def modules_of(layout: PayloadLayout, descriptor: int) -> tuple[str, ...]:
-    """Return the modules that reading a payload imports, as far as they can be told. The descriptor stays open."""
+    """Return the modules that reading a payload imports, as far as they can be told without reading it.
+
+    A name may be missed, or be a string that only looks like one: the result is for a process that imports modules
+    ahead of need, from those that this process has imported, too. The descriptor stays open.
+    """
     _, begin, end = layout.ends
     pieces, position = [], begin
     while position < end and (piece := os.pread(descriptor, end - position, position)):
         pieces.append(piece)
         position += len(piece)
-    found = modules_in(b"".join(pieces))
-    return tuple(
-        name
-        for name in found
-        if name in sys.modules and name not in MAIN_MODULES and can_be_found(name.partition(".")[0])
-    )
+    found = (match.groups() for match in _NAMES.finditer(b"".join(pieces)))
+    names = dict.fromkeys(name.decode("ascii") for length, name in found if length[0] == len(name))
+    return tuple(name for name in names if name in sys.modules and name not in MAIN_MODULES and can_be_found(name))
 
 
 def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int]) -> bool:
@@ -240,11 +196,3 @@ def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int
     mappings = [Segment.attach(duplicate(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
     end = one[0].ends[-1]
     return bool(np.array_equal(mappings[0].array()[:end], mappings[1].array()[:end]))
-
-
-def _explain(content: object, error: Exception) -> str:
-    path, culprit, reason = find_unencodable(content, error, try_out)
-    return (
-        f"{path.removeprefix(_OPTIONS)} is a {type_name(culprit)}, which can't be sent to the workers "
-        f"({type(reason).__name__}: {reason})"
-    )

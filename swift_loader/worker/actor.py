@@ -38,7 +38,7 @@ from swift_loader.transport.messages import (
     Received,
     unpack_frame,
 )
-from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
+from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import PrivateSlots
 from swift_loader.worker.build import ThreadUsage
 from swift_loader.worker.failure import describe_failure
@@ -127,8 +127,7 @@ class BatchActor:
         self._thread_id = threading.get_ident()
         _settle(around)
         layout = PayloadLayout.unpack(unpack_frame(memoryview(payload.layout)))
-        memory = HeapMemory(layout.total_nbytes)
-        memory.array()[:] = payload.memory  # a dataset may write to its arrays, and other actors read the payload
+        memory = np.array(payload.memory)  # a dataset may write to its arrays, and other actors read the payload
         environment = read_environment(layout, memory)
         sys.argv[:] = environment.argv
         identify(serial)

@@ -26,12 +26,14 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NoReturn
 
+import numpy as np
+
 from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.threads import LoaderThread
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
-from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
+from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.worker.build import ProcessUsage
@@ -97,8 +99,8 @@ def _receive_payload(link: _Link, serial: int) -> int:
     if frame.kind is not Kind.PAYLOAD:
         raise ProtocolError(f"a worker was sent {frame.kind.name} instead of PAYLOAD")
     layout = PayloadLayout.unpack(frame)
-    memory = HeapMemory(layout.total_nbytes)
-    if not link.tasks.receive_long(memory.array()):
+    memory = np.empty(layout.total_nbytes, np.uint8)
+    if not link.tasks.receive_long(memory):
         return 0
     environment = read_environment(layout, memory)
     sys.argv[:] = environment.argv

@@ -161,9 +161,11 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
         raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
     layout = PayloadLayout.unpack(frame)
     segment = Segment.attach(received.descriptors[0], layout.total_nbytes, private=True)
-    environment = read_environment(layout, segment)
+    memory = segment.array()
+    environment = read_environment(layout, memory)
     sys.argv[:] = environment.argv
-    return build_and_serve(channel, DatasetBuilder(partial(read_payload, layout, segment), environment), stack_dumper)
+    builder = DatasetBuilder(partial(read_payload, layout, memory, segment), environment)
+    return build_and_serve(channel, builder, stack_dumper)
 
 
 def build_and_serve(

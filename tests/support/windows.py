@@ -58,7 +58,7 @@ sys.platform = "win32"
 import swift_loader
 from swift_loader.executors.portable import fleet
 from swift_loader.executors.portable.interpreter import Launch
-from swift_loader.transport.payload import Environment, HeapMemory, pack_payload, read_environment, read_payload
+from swift_loader.transport.payload import Environment, pack_payload, read_environment, read_payload
 from swift_loader.worker import portable
 
 assert [fleet, portable]
@@ -80,10 +80,8 @@ for workers, worker_type in ((0, "process"), (2, "thread")):
         assert [int(batch[0, 0]) for batch in loader] == [0, 4, 8, 12, 16]
 environment = Environment.of_this_process()
 layout, packed, _ = pack_payload({"dataset": Dataset(), "function": lambda x: np.ones(x) + 1}, environment)
-memory = HeapMemory(layout.total_nbytes)
-memory.array()[:] = packed
-assert read_environment(layout, memory) == environment
-content, _ = read_payload(layout, memory)
+assert read_environment(layout, packed) == environment
+content, _ = read_payload(layout, packed)
 assert (content["function"](2) == 2).all()
 assert Launch.of_this_process().is_current()
 sys.stdout.write("fine\n")
