@@ -32,7 +32,7 @@ from swift_loader.errors import EncodeError
 from swift_loader.transport import by_value
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found, travels_by_value
-from swift_loader.transport.encoder import CodeNeeded, Encoder, Nowhere, can_reduce_tensor
+from swift_loader.transport.encoder import CodeNeeded, Encoder, can_reduce_tensor
 from swift_loader.transport.reducers import reduce_special, reducers
 
 _REMEDY = (
@@ -142,11 +142,19 @@ def _stand_in(setting: _Setting) -> _Setting | None:
 _RUNS_NOTHING = (types.FunctionType, types.BuiltinFunctionType, type, classmethod, staticmethod, property)
 
 
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        """Return how much would have been written."""
+        return len(data)
+
+
 class Finder(pickle.Pickler):
     """Pickles an object and discards the result. Raises if it can't be sent, and finds the code that it needs."""
 
     def __init__(self, definitions: Definitions | None = None) -> None:
-        super().__init__(Nowhere(), protocol=5, buffer_callback=lambda _: False)
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: False)
         self.dispatch_table = reducers()
         self._definitions = Definitions() if definitions is None else definitions
         self.found: list[Any] = []

@@ -11,7 +11,6 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.batch.tree import search
 from swift_loader.transport.arena import Arena, Block, numpy_dtype
 from swift_loader.transport.by_value import Definitions, travels_by_value, update_attributes
 
@@ -206,12 +206,11 @@ def _shared_regions(parts: Sequence[object], torch: ModuleType) -> dict[int, lis
 
     Views that don't overlap share nothing. Those of which most of the region is no part are sent one by one.
     """
-    finder = _TensorFinder(torch)
-    for part in parts:
-        with suppress(Exception):  # the encoder meets the same error, and says what can't be sent
-            finder.dump(part)
+    tensors = search(parts, lambda thing: type(thing) is torch.Tensor)
+    strided = [one for one in tensors if one.layout is torch.strided and one.numel() and one.device.type == "cpu"]
+    found = [(*_span(one), one.untyped_storage().data_ptr(), one.nbytes) for one in strided if not one.is_quantized]
     by_storage: dict[int, list[_Region]] = {}
-    for begin, end, address, nbytes in sorted(finder.found):
+    for begin, end, address, nbytes in sorted(found):
         regions = by_storage.setdefault(address, [])
         if not regions or begin >= regions[-1].end:
             regions.append(_Region(begin // _REGION_ALIGNMENT * _REGION_ALIGNMENT, end))
@@ -221,33 +220,6 @@ def _shared_regions(parts: Sequence[object], torch: ModuleType) -> dict[int, lis
         address: [one for one in regions if one.num_views > 1 and one.end - one.begin <= _MAX_SPARSE * one.nbytes]
         for address, regions in by_storage.items()
     }
-
-
-class Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, data: bytes) -> int:
-        """Return how much would have been written."""
-        return len(data)
-
-
-class _TensorFinder(pickle.Pickler):
-    """Finds the tensors of an object, and copies nothing."""
-
-    def __init__(self, torch: ModuleType) -> None:
-        super().__init__(Nowhere(), protocol=5, buffer_callback=lambda _: False)
-        self._torch = torch
-        self.found: list[tuple[int, int, int, int]] = []
-        """Where each begins and ends in its storage, the storage's address, and how many bytes it has."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        if kind is self._torch.Tensor:
-            if obj.layout is self._torch.strided and can_reduce_tensor(obj) and obj.numel():
-                self.found.append((*_span(obj), obj.untyped_storage().data_ptr(), obj.nbytes))
-        elif kind not in (np.ndarray, type, FunctionType) and not isinstance(obj, type):
-            return NotImplemented
-        return id, ()  # never unpickled
 
 
 class _Buffers:

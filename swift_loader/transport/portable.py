@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import secrets
 import signal
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.errors import SharedMemoryFull
 from swift_loader.interrupts import blocked
 from swift_loader.transport.messages import Received
-from swift_loader.transport.segments import Segment, reserving_failed
+from swift_loader.transport.segments import SHARED, Segment, reserving_failed
 
 # Pipes that every system has: connections of `multiprocessing`, of which a new process inherits an end.
 #
@@ -148,8 +147,6 @@ if sys.platform == "win32":
 else:
     import _posixshmem  # type: ignore[import-not-found] # typeshed has no stub
 
-_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0) if sys.platform != "win32" else 0
-
 _CHUNK = bytes(1 << 16)
 
 _LIMIT = "the size of /dev/shm, or the memory that the process may use"
@@ -188,7 +185,7 @@ def create(name: str, nbytes: int) -> Segment:
         raise SharedMemoryFull(error.errno, f"no shared memory can be made: {error.strerror}. {needs}") from None
     try:
         _reserve(descriptor, nbytes)
-        return Segment.map(descriptor, nbytes, _FLAGS)
+        return Segment.map(descriptor, nbytes, SHARED)
     except BaseException:
         unlink(name)
         raise
@@ -206,14 +203,8 @@ def attach(name: str, nbytes: int) -> Segment:
         memory = SharedMemory(name)
         return _map_shared(memory, nbytes)
     descriptor = _posixshmem.shm_open(f"/{name}", os.O_RDWR, mode=0o600)
-    try:
-        unlink(name)
-        size = os.fstat(descriptor).st_size
-        if nbytes > size:
-            raise SharedMemoryFull(errno.EFAULT, f"a segment of {size} bytes was announced with {nbytes}")
-        return Segment.map(descriptor, nbytes, _FLAGS)
-    finally:
-        os.close(descriptor)
+    unlink(name)
+    return Segment.attach(descriptor, nbytes)
 
 
 def unlink(name: str) -> bool:

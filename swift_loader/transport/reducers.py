@@ -49,7 +49,6 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
         type(threading.Lock()): lambda _: (threading.Lock, ()),
         type(threading.RLock()): lambda _: (threading.RLock, ()),
         threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),  # noqa: SLF001
-        threading.Event: lambda event: (_new_event, (event.is_set(),)),
         threading.BoundedSemaphore: lambda limit: (threading.BoundedSemaphore, (limit._initial_value,)),  # noqa: SLF001
         queue.SimpleQueue: _reduce_queue,
         type(dataclasses.MISSING): lambda _: (getattr, (dataclasses, "MISSING")),
@@ -73,14 +72,6 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
     if hasattr(typing, "TypeAliasType"):
         table[typing.TypeAliasType] = _reduce_alias
     return table
-
-
-def _new_event(is_set: bool) -> threading.Event:
-    """Return an event."""
-    event = threading.Event()
-    if is_set:
-        event.set()
-    return event
 
 
 def _new_ref(target: Any) -> Any:

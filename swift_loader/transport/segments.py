@@ -33,6 +33,9 @@ if sys.platform != "win32":  # there, `portable` maps the memory
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
+SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0) if sys.platform != "win32" else 0
+"""How a segment is mapped. macOS doesn't fill the page table ahead."""
+
 _LIMIT = "the memory that the process may use (free memory, cgroup, RLIMIT_FSIZE), not /dev/shm"
 
 _MAX_PIECES = 1000
@@ -96,7 +99,7 @@ class Segment:
         try:
             reserve(descriptor, nbytes)
             _seal(descriptor)
-            return cls.map(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE), descriptor
+            return cls.map(descriptor, nbytes, SHARED), descriptor
         except BaseException:
             os.close(descriptor)
             raise
@@ -112,7 +115,7 @@ class Segment:
             size = os.fstat(descriptor).st_size
             if nbytes > size:
                 raise SharedMemoryFull(errno.EFAULT, f"a segment of {size} bytes was announced with {nbytes}")
-            flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED | mmap.MAP_POPULATE
+            flags = mmap.MAP_PRIVATE if private else SHARED
             return cls.map(descriptor, nbytes, flags)
         finally:
             os.close(descriptor)
