@@ -31,7 +31,7 @@ from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, WorkSource
-from swift_loader.transport.descriptors import explaining_limits
+from swift_loader.transport.channel import explaining_limits
 
 CLOSE_LIMIT_S = 4.5
 """How long `close` takes at most: to end the workers, then to wait for the loop's thread to leave `next_batch`, for the

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, NoDescriptorsLeft
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
+from swift_loader.transport.channel import duplicate, explaining_limits
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
-from swift_loader.transport.descriptors import duplicate, explaining_limits
 from swift_loader.transport.messages import FixedBody, Kind
 from swift_loader.transport.segments import Segment, capacity_for, new_file
 

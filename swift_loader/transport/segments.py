@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
-from swift_loader.transport.descriptors import new_memfd
+from swift_loader.transport.channel import new_memfd
 from swift_loader.transport.slots import RecycledSlots
 
 if sys.platform != "win32":  # there, `portable` maps the memory

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from swift_loader.errors import NoProcessesLeft
 from swift_loader.threads import LoaderThread
-from swift_loader.transport.descriptors import avoid_std_streams, duplicate, new_eventfd
+from swift_loader.transport.channel import avoid_std_streams, duplicate, new_eventfd
 
 # The end of a process -------------------------------------------------------------------------------------------------
 

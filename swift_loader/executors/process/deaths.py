@@ -15,7 +15,7 @@ from contextlib import suppress
 from swift_loader.errors import NoProcessesLeft, WorkerDied
 from swift_loader.executors.wording import LOADER_TERMS, Terms
 from swift_loader.threads import limits_of_processes
-from swift_loader.transport.descriptors import out_of_descriptors_error
+from swift_loader.transport.channel import out_of_descriptors_error
 from swift_loader.worker.process import NO_DESCRIPTORS_LEFT, NO_PROCESSES_LEFT
 
 _SIGKILL = 9

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from swift_loader.executors.process.deaths import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.transport.descriptors import new_pipe, new_socketpair
+from swift_loader.transport.channel import new_pipe, new_socketpair
 from swift_loader.worker.process import DUMP_SIGNAL, StackDumper
 
 MAX_LINES = 20

@@ -11,7 +11,7 @@ from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Event
-from swift_loader.transport.descriptors import new_epoll, new_eventfd
+from swift_loader.transport.channel import new_epoll, new_eventfd
 
 _MAX_POLL_S = 1e6
 """epoll_wait(2) takes less than 2**31 ms. A caller that waits longer calls again."""

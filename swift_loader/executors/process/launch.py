@@ -21,7 +21,7 @@ from swift_loader.executors.environment import (
     interpreter_command,
     is_same_environ,
 )
-from swift_loader.transport.descriptors import avoid_std_streams, duplicate, explaining_limits
+from swift_loader.transport.channel import avoid_std_streams, duplicate, explaining_limits
 
 _PROGRAM = (
     "import posix, sys; posix.fchdir(int(sys.argv[4])); posix.close(int(sys.argv[4])); sys.path[:] = sys.argv[5:]; "

@@ -23,7 +23,7 @@ from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.threads import LoaderThread
-from swift_loader.transport.descriptors import new_eventfd
+from swift_loader.transport.channel import new_eventfd
 
 JOIN_LIMIT_S = 1.0
 """How long to wait for the thread. If a signal handler closes the loader, its thread may hold a lock that this one

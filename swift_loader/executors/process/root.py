@@ -20,8 +20,7 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Conditions, Launch
 from swift_loader.executors.process.loop_thread import LoopThread
 from swift_loader.executors.process.template import ServerProcess
-from swift_loader.transport.channel import Channel
-from swift_loader.transport.descriptors import explaining_limits
+from swift_loader.transport.channel import Channel, explaining_limits
 from swift_loader.transport.messages import Frame, Kind
 from swift_loader.transport.template_messages import Blank, Exited, Fork, Forked, Refused, Warmed
 

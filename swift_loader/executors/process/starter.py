@@ -25,8 +25,7 @@ from swift_loader.executors.process.template import TemplateProcess, WorkerProce
 from swift_loader.executors.process.trainer_fork import Start, TrainerFork
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.channel import Channel
-from swift_loader.transport.descriptors import explaining_limits
+from swift_loader.transport.channel import Channel, explaining_limits
 from swift_loader.transport.messages import Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
 from swift_loader.transport.template_messages import Built

@@ -18,9 +18,8 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.trainer_fork import ChildProcess, ForkedChild, Start
 from swift_loader.interrupts import blocked
 from swift_loader.threads import explaining_starts
-from swift_loader.transport.channel import Channel
+from swift_loader.transport.channel import Channel, duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
 from swift_loader.transport.counters import read_word
-from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
 from swift_loader.transport.messages import Failure, Frame, Kind, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
