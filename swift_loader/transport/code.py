@@ -259,7 +259,8 @@ class Walk:
 
     def submodules(self) -> list[str]:
         """Return the submodules that code may use as attributes of their packages, without importing them by name."""
-        inner = ((package, name) for package in self._packages for name in sys.modules if name.startswith(package))
+        modules = list(sys.modules)
+        inner = ((package, name) for package in self._packages for name in modules if name.startswith(package))
         return [name for package, name in inner if self._names.issuperset(name[len(package) :].split("."))]
 
     def is_filled(self, found: object) -> bool:
