@@ -181,7 +181,7 @@ class Lifecycle:
         self.options = options
         """`resize` replaces them."""
         self._resizing = threading.RLock()
-        """Held while it does. Reentrant, as a signal handler may resize."""
+        """Held while it does, and as `start` begins. Reentrant, as a signal handler may resize."""
         self._run = run
         self.preparation = Preparation(options, dataset)
         self.state = LoaderState.NEW
@@ -212,10 +212,11 @@ class Lifecycle:
         dtype: torch.dtype | None = None,
     ) -> None:
         """Start the session of one rank, see `SwiftLoader.start`."""
-        self.check_open()
-        if self.state is not LoaderState.NEW:
-            raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
-        self.state = LoaderState.STARTING
+        with self._resizing:  # another thread may be changing the number of workers that are to be started
+            self.check_open()
+            if self.state is not LoaderState.NEW:
+                raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
+            self.state = LoaderState.STARTING
         try:
             choice = choice or RankChoice()
             ranks = choice.find(self.options.sampling.world_size)

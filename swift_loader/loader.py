@@ -308,7 +308,6 @@ class SwiftLoader:
             ValueError: It is out of its range.
         """
         self._lifecycle.resize(worker_per_consumer)
-        self._passes.stop_tuning()
 
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
@@ -491,7 +490,7 @@ class SwiftLoader:
         `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
         counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
         """
-        return self._session.report(self._passes.tuning) if self._session is not None else Report()
+        return self._session.observer.report(self._session) if self._session is not None else Report()
 
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the loader started.
@@ -503,7 +502,7 @@ class SwiftLoader:
             prefix: What each key begins with. Give each of several loaders its own.
         """
         session = self._session
-        return flat_metrics(None if session is None else session.recent_observations(WINDOW), prefix)
+        return flat_metrics(None if session is None else session.observer.recent(session, WINDOW), prefix)
 
     def trace(self, path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
         """Write the last 4,096 batches as a trace, which Perfetto and chrome://tracing show.
@@ -520,7 +519,8 @@ class SwiftLoader:
         session = self._session
         if session is None:
             raise RuntimeError("there is nothing to trace before the loader starts; call trace after a few batches")
-        write_trace(session.observations(), path, profile=profile, indices_of=session.past_plans.indices_of)
+        observations = session.observer.observations(session)
+        write_trace(observations, path, profile=profile, indices_of=session.past_plans.indices_of)
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session

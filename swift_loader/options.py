@@ -41,6 +41,7 @@ from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import InFlightLimit, Limits
+from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
@@ -260,6 +261,13 @@ class DeliveryOptions:
     def in_flight(self) -> InFlightLimit:
         """How many batches may be in flight, and who chose that."""
         return InFlightLimit.of(self.max_in_flight, self.num_workers, in_order=self.in_order)
+
+    @property
+    def scheduling(self) -> SchedulerSettings:
+        """What the scheduler's decisions depend on."""
+        return SchedulerSettings(
+            self.limits, self.max_restarts, self.stall_warning_s, self.timeout_s, num_workers=self.num_workers
+        )
 
     @property
     def limits(self) -> Limits:

@@ -26,7 +26,7 @@ from swift_loader.sampling.run import Run
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
-from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner, first_number
+from swift_loader.tuning.autotuner import Autotuner, first_number
 
 _Delivered = tuple[int, "int | None", tuple[SampleFailure, ...]]
 """A batch that the loop got: how many steps of the epoch are done with it, its step, and its failed samples."""
@@ -50,8 +50,6 @@ class Passes:
         self._current: weakref.ref[EpochIterator] | None = None
         self._last = self._before = _NOTHING
         """The last batch that the loop got, and the one before it."""
-        self.autotuner: Autotuner | None = None
-        """Made by the first pass, if the loader chooses the number of its workers."""
 
     @property
     def has_started(self) -> bool:
@@ -71,37 +69,30 @@ class Passes:
         self.supersede()
         self._current = weakref.ref(iterator)
         opened = session.open_epoch(self._run)
-        if self.autotuner is None and self._lifecycle.options.delivery.is_auto:
-            self.autotuner = self._make_autotuner(session)
+        if session.observer.autotuner is None and self.is_tuned:
+            session.observer.autotuner = self._make_autotuner(session)
         self.sample_errors.begin(opened.epoch, session.plan.num_samples(opened.epoch))
         self._last = _NOTHING
         return opened
 
     def _make_autotuner(self, session: Session) -> Autotuner:
         """Return what chooses the number of workers from now on. The first number follows from the first batch."""
-        setup = session.recent_observations(1).setup
+        setup = session.observer.recent(session, 1).setup
         number = first_number(setup, session.dispatcher.fastest_build_s)
         if number != setup.num_workers:
             self._lifecycle.resize(number, is_auto=True)
         return Autotuner(number)
 
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the loader chooses the number of its workers."""
+        return self._lifecycle.options.delivery.is_auto
+
     def tune(self) -> None:
         """Change the number of workers if that is due. Between two batches."""
-        autotuner, session = self.autotuner, self._lifecycle.session  # another thread may end the tuning at any time
-        if autotuner is not None and session is not None and autotuner.is_due():
-            number = autotuner.decide(session.recent_observations(MAX_BATCHES))
-            if number is not None:
-                self._lifecycle.resize(number, is_auto=True)
-
-    def stop_tuning(self) -> None:
-        """Leave the number of workers to the user. Any thread."""
-        self.autotuner = None
-
-    @property
-    def tuning(self) -> list[str]:
-        """What was done about the number of workers, and why. Empty if the user has chosen it."""
-        autotuner = self.autotuner
-        return [] if autotuner is None else autotuner.describe()
+        session = self._lifecycle.session
+        if session is not None and (number := session.observer.tune(session)) is not None:
+            self._lifecycle.resize(number, is_auto=True)
 
     def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:
         """Record that the loop got the batch of this step, and that `num_steps` steps of the epoch are done."""
@@ -228,6 +219,7 @@ class EpochIterator(LoopIterator):
         self._num_steps = 0
         """Steps of the epoch that are done, including those before the pass."""
         self._error: BaseException | None = None
+        self._is_tuned = passes.is_tuned
 
     def _advance(self) -> Delivery:
         if self._state is not IteratorState.ACTIVE:
@@ -242,7 +234,7 @@ class EpochIterator(LoopIterator):
             raise StopIteration
         delivery = self._taken
         if delivery is None:
-            if passes.autotuner is not None:
+            if self._is_tuned:
                 passes.tune()
             delivery = opened.take()
             if delivery.error is not None or delivery.num_before != self._num_steps - opened.offset:

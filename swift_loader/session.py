@@ -9,12 +9,13 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.delivery.observer import Observer
 from swift_loader.device.move import Target
 from swift_loader.device.prefetch import PrefetchQueue, keyed_by
 from swift_loader.device.streams import CopiesInFlight, Transfer
@@ -22,14 +23,12 @@ from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
 from swift_loader.executors.inline import InlineExecutor
-from swift_loader.executors.processes import AnyFleet, make_executor, setup_of
+from swift_loader.executors.processes import AnyFleet, make_executor
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import Log
-from swift_loader.metrics.metrics import Metrics
-from swift_loader.metrics.observations import Observations, Setup
-from swift_loader.options import Options
+from swift_loader.options import DeliveryOptions, Options
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.report.report import SWIFT_LOADER, Report, Teller
+from swift_loader.report.report import SWIFT_LOADER
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
@@ -91,15 +90,12 @@ class Session:
         """Of the first batch of the current pass, see `Delivery.num_before`."""
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
-        self.metrics = Metrics(enabled=options.report.benchmark)
-        self._first_setup: Setup | None = None
-        """What the machine had when it was asked for recent observations for the first time."""
+        self.observer = Observer(SWIFT_LOADER, enabled=options.report.benchmark)
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
         self._log = Log(options.report.log, file_number)
         self._benchmark_path = options.report.benchmark_path(file_number)
-        self._teller = Teller(SWIFT_LOADER)
         self._at_close = contextlib.ExitStack()
         """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
         self._at_close.callback(self._log.close)
@@ -111,27 +107,21 @@ class Session:
 
     def _make_dispatcher(self, supervisor: AnyFleet | None, dataset: Any) -> Dispatcher:
         """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
-        delivery, metrics = self._options.delivery, self.metrics
+        delivery, metrics = self._options.delivery, self.observer.metrics
         spec = WorkerSpec(self._options.workers, self._settings)
-        settings = SchedulerSettings(
-            delivery.limits,
-            delivery.max_restarts,
-            delivery.stall_warning_s,
-            delivery.timeout_s,
-            num_workers=delivery.num_workers,
-        )
+        settings = delivery.scheduling
         executor: Executor
         page_lock = None if self._target is None else self._target.make_page_lock(self._notices)
         on_segment = None if page_lock is None else page_lock.lock
         if self._broadcast is not None and not self._broadcast.is_leader:
-            executor = ReceivingExecutor(self._broadcast, spec, self.metrics)
+            executor = ReceivingExecutor(self._broadcast, spec, metrics)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         elif supervisor is not None:
-            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, self._notices.append)
+            executor = make_executor(supervisor, metrics, self._log.write, on_segment, self._notices.append)
         elif delivery.uses_threads:
-            executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
+            executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices.append)
         else:
-            executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
+            executor = InlineExecutor(spec, metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         return Dispatcher(executor, settings, metrics, self._notices, self._log)
 
@@ -213,6 +203,8 @@ class Session:
         if self._loads:  # else the workers are those of another rank
             self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
         self._options = options
+        if not options.delivery.is_auto:
+            self.observer.autotuner = None
         self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
     def close(self) -> None:
@@ -259,42 +251,12 @@ class Session:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
         is_auto = self._options.delivery.is_auto  # then it does what it would say
-        tells = self.plan.settings.rank == 0 and self._loads and not is_auto
-        if tells and self._teller.is_due(self.metrics.elapsed_s) and (line := self._teller.tell(self.observations())):
+        if self.plan.settings.rank == 0 and self._loads and not is_auto and (line := self.observer.tell(self)):
             self._log.write(line)
 
-    def observations(self) -> Observations:
-        """Return what was measured up to now. Any thread."""
-        return self.metrics.observations(self._setup())
-
-    def report(self, tuning: Sequence[str]) -> Report:
-        """Return what was measured up to now, and what it means. Empty if nothing is measured. Any thread.
-
-        `tuning`: what was done about the number of workers, and why.
-        """
-        counts = self.metrics.report()
-        return Report(self.observations(), counts, SWIFT_LOADER, tuple(tuning)) if counts else Report()
-
-    def recent_observations(self, num_batches: int) -> Observations:
-        """Return the same of the last batches only: takes some 50 µs. Any thread."""
-        self._first_setup = self._first_setup or self._setup()  # asking the machine for its cores takes longer
-        delivery = self._options.delivery
-        setup = replace(
-            self._first_setup,
-            num_workers=delivery.num_workers,
-            max_in_flight=delivery.in_flight.num_batches if delivery.num_workers else 1,
-        )
-        return self.metrics.recent(setup, num_batches)
-
-    def _setup(self) -> Setup:
-        """Return what there is now."""
-        delivery = self._options.delivery
-        return setup_of(
-            delivery,
-            num_workers=delivery.num_workers,
-            batch_size=self._options.sampling.batch_size,
-            has_device=self._target is not None,
-        )
+    def _observed(self) -> tuple[DeliveryOptions, int, bool]:
+        """Return what the loader is now, for its observer. Any thread."""
+        return self._options.delivery, self._options.sampling.batch_size, self._target is not None
 
     def is_ready(self) -> bool:
         """Return whether `pull` would return without blocking. Loop's thread."""
@@ -307,7 +269,7 @@ class Session:
         assert delivery.work is not None
         with keyed_by(partial(self._key, delivery.work.epoch, delivery.work.step)):
             moved = self._target.move(delivery.batch, transfer)
-        self.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
+        self.observer.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
         return moved
 
     def _key(self, epoch: int, step: int) -> int:
@@ -315,7 +277,7 @@ class Session:
         return derive_key(settings.order.seed, Purpose.DEVICE.value, epoch, position.num_samples, settings.rank)
 
     def _report(self) -> None:
-        report = self.metrics.report()
+        report = self.observer.metrics.report()
         if report and self._benchmark_path is not None:
             try:
                 self._benchmark_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -15,13 +15,14 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.dataloader.draws import Draws
-from swift_loader.dataloader.epoch import Epoch, EvenEpoch, IndexEpoch, StreamEpoch, Votes
+from swift_loader.dataloader.epoch import Epoch, IndexEpoch, StreamEpoch, Votes
 from swift_loader.dataloader.indices import epoch_of, seed_pipe
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import LoaderIterator
 from swift_loader.dataloader.options import (
     check_auto,
     check_stream_options,
+    delivery_of,
     first_number,
     len_of_shard,
     lightning_begins_an_epoch,
@@ -33,14 +34,16 @@ from swift_loader.dataloader.options import (
 )
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
-from swift_loader.dataloader.workers import LoaderWorkers, Observer, start_workers, warm_root
+from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
+from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
-from swift_loader.options import MAX_WORKERS, AutoWorkers
+from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions
 from swift_loader.ray_executor import RayExecutor
-from swift_loader.report.report import Report
+from swift_loader.report.report import DATALOADER, Report
 from swift_loader.report.trace import write_trace
 from swift_loader.transport.segments import SegmentPool
+from swift_loader.tuning.autotuner import Autotuner
 from swift_loader.worker.torch_worker import StreamShard
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)
@@ -223,7 +226,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With persistent workers the only iterator, once there is one."""
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
-        self._observer = Observer()
+        self._observer = Observer(DATALOADER)
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
         may."""
@@ -326,20 +329,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
             shard = shard_of(self)
             if not self.num_workers:
-                epoch: Any = InlineEpoch(self, number, resume, self._observer.metrics, shard)
+                epoch: Epoch = InlineEpoch(self, number, resume, self._observer.metrics, shard)
             else:
                 if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                     self.check_worker_number_rationality()
                 epoch = self._begin_with_workers(number, resume, shard)
+            if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
+                epoch.votes = self._votes = self._votes or Votes()
             self._latest = epoch = self._wrapped(epoch)
-            return epoch  # type: ignore[no-any-return]
+            return epoch
 
-    def _wrapped(self, epoch: Any) -> Any:
-        """Return an epoch as the loop gets it: with `equal_batches`, it ends on all ranks at once."""
-        shard = shard_of(self)
-        if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
-            self._votes = self._votes or Votes()
-            return EvenEpoch(epoch, self._votes)
+    def _wrapped(self, epoch: Epoch) -> Any:
+        """Return an epoch as the loop gets it."""
         return epoch
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None) -> Epoch:
@@ -381,6 +382,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._why_no_fork = str(error)
         warn(f"{error}\nFrom now on, the workers of this loader are started as with 'forkserver', and nothing is lost")
 
+    def _tune(self) -> None:
+        """Change the number of workers, if the loader chooses it and another one is better. Between two batches."""
+        observer, is_auto = self._observer, isinstance(self.num_workers, AutoWorkers)
+        observer.autotuner = (observer.autotuner or Autotuner(int(self.num_workers))) if is_auto else None
+        if (number := observer.tune(self)) is not None:
+            self.resize_to(AutoWorkers(number))
+
+    def _end_epoch(self) -> None:
+        """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""
+        if not isinstance(self.num_workers, AutoWorkers):
+            self._observer.tell(self)
+
     # What is measured -------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
@@ -412,6 +425,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             profile: A trace that `torch.profiler` exported in this process. It goes into the same file.
         """
         write_trace(self._observer.observations(self), path, profile=profile)
+
+    def _observed(self) -> tuple[DeliveryOptions, int, bool]:
+        """Return what the loader is now, for its observer."""
+        batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
+        return delivery_of(self), batch_size, False
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 

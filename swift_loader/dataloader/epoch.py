@@ -32,6 +32,8 @@ class Epoch:
     """Whether the loop has met the end."""
     workers: LoaderWorkers | None = None
     """Those that serve it now."""
+    votes: Votes | None = None
+    """If the epoch is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
 
     def __init__(self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None) -> None:
         """Begin an epoch, or continue one. `resume`: a position in it, or the end of the one before."""
@@ -42,6 +44,8 @@ class Epoch:
         self._resumed = None if resume is None or resume.draws.is_over else resume
         """Where it continues. None: it begins afresh."""
         self._num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
+        self._num_votes = 0
+        self._mismatch: RankMismatch | None = None
 
     @property
     def number(self) -> int:
@@ -56,9 +60,41 @@ class Epoch:
     def next(self) -> Delivery:
         """Return the next batch. It has no error.
 
-        Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like.
+        Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like. With
+        `votes`, it blocks until all ranks ask for theirs.
         """
+        return self._next() if self.votes is None else self._next_of_all(self.votes)
+
+    def _next(self) -> Delivery:
+        """Return the next batch, whatever the other ranks have."""
         raise NotImplementedError
+
+    def _next_of_all(self, votes: Votes) -> Delivery:
+        if self.is_over:
+            raise StopIteration
+        if self._mismatch is not None:
+            raise self._mismatch
+        delivery, error = Delivery(is_end=True), None
+        try:
+            delivery = self._next()
+        except StopIteration:
+            pass
+        except Exception as raised:
+            delivery, error = Delivery(), raised
+        try:
+            all_have = votes.all_have(not delivery.is_end, self._num_votes)
+        except RankMismatch as mismatch:
+            self._mismatch = mismatch
+            raise
+        self._num_votes += 1
+        if not all_have:
+            self.end()
+            raise StopIteration
+        if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
+            raise WorkerDied(str(error)) from error
+        if error is not None:
+            raise error
+        return delivery
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -200,7 +236,7 @@ class IndexEpoch(_WorkerEpoch):
                 workers.resize(num_workers)
             self._max_ahead = workers.limits.max_in_flight
 
-    def next(self) -> Delivery:
+    def next(self) -> Delivery:  # no rank waits for the others: each knows how many batches its sampler gives
         """Return the next batch. See `Epoch`."""
         self.is_whole = False
         self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
@@ -281,8 +317,7 @@ class StreamEpoch(_WorkerEpoch):
         )
         workers.begin(self._rounds, self._draws.base_seed, self._shards.resume())
 
-    def next(self) -> Delivery:
-        """Return the next batch. See `Epoch`."""
+    def _next(self) -> Delivery:
         if self._copies is not None:
             self._copies.warn()
         if self.is_over:
@@ -310,7 +345,7 @@ class StreamEpoch(_WorkerEpoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        workers, last_worker = self._shards.snapshots(self._rounds.end_of), self._last_worker
+        workers, last_worker = self._shards.snapshots(self._rounds), self._last_worker
         return self._at(
             self._num_yielded, None, last_worker=last_worker, workers=workers, num_sharing=self._num_sharing
         )
@@ -322,25 +357,6 @@ def lost_batch() -> SwiftLoaderError:
         "a batch is lost because a signal handler raised an exception that interrupted the loop while it took the "
         "batch. Begin a new epoch"
     )
-
-
-class WrappedEpoch:
-    """An epoch around another one."""
-
-    def __init__(self, epoch: Any) -> None:
-        self._epoch: Epoch = epoch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._epoch, name)
-
-    @property
-    def is_whole(self) -> bool:
-        """See `Epoch`."""
-        return self._epoch.is_whole
-
-    @is_whole.setter
-    def is_whole(self, is_whole: bool) -> None:
-        self._epoch.is_whole = is_whole
 
 
 class Votes:
@@ -387,40 +403,3 @@ class Votes:
             f"{places[other][1]} of epoch {places[other][0]}: a rank has left its loop alone, by break or an error. "
             f"With equal_batches=True, all ranks must leave the loop after the same batch"
         )
-
-
-class EvenEpoch(WrappedEpoch):
-    """An epoch that is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
-
-    def __init__(self, epoch: Epoch, votes: Votes) -> None:
-        super().__init__(epoch)
-        self._votes, self._num_votes = votes, 0
-        self._mismatch: RankMismatch | None = None
-
-    def next(self) -> Delivery:
-        """Return the next batch. Raises as the epoch's own `next`. Blocks until all ranks ask for theirs."""
-        if self._epoch.is_over:
-            raise StopIteration
-        if self._mismatch is not None:
-            raise self._mismatch
-        delivery, error = Delivery(is_end=True), None
-        try:
-            delivery = self._epoch.next()
-        except StopIteration:
-            pass
-        except Exception as raised:
-            delivery, error = Delivery(), raised
-        try:
-            all_have = self._votes.all_have(not delivery.is_end, self._num_votes)
-        except RankMismatch as mismatch:
-            self._mismatch = mismatch
-            raise
-        self._num_votes += 1
-        if not all_have:
-            self._epoch.end()
-            raise StopIteration
-        if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
-            raise WorkerDied(str(error)) from error
-        if error is not None:
-            raise error
-        return delivery

@@ -78,7 +78,7 @@ class SamplerSource:
         if self._batches is None:
             return self._begin_iterator()
         arrays = None if is_stateful(self.sampler) else batched_arrays(self.sampler, self._batches)
-        return _batched(self._begin_iterator, self._batches) if arrays is None else arrays
+        return self._batched(self._batches) if arrays is None else arrays
 
     def _begin_iterator(self) -> Iterator[Any]:
         self._iterator = iter(self.sampler)
@@ -86,6 +86,14 @@ class SamplerSource:
             self._iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
         return self._iterator  # type: ignore[no-any-return]
+
+    def _batched(self, batches: BatchSampler) -> Iterator[list[Any]]:
+        """Yield what torch's `BatchSampler` yields for the sampler's indices."""
+        indices, first_size, drop_last = self._begin_iterator(), batches.batch_size, batches.drop_last
+        while batch := list(islice(indices, first_size if drop_last else batches.batch_size)):
+            if len(batch) < first_size and drop_last:
+                return
+            yield batch
 
     def state_of_sampler(self) -> SamplerState | None:
         """Return a copy of the present state of the sampler alone; None if it has none."""
@@ -142,15 +150,6 @@ def epoch_of(thing: Any) -> int | None:
     """
     epoch = getattr(thing, "epoch", None) if hasattr(thing, "set_epoch") else None
     return epoch if isinstance(epoch, int) else None
-
-
-def _batched(begin: Callable[[], Iterator[Any]], batches: BatchSampler) -> Iterator[list[Any]]:
-    """Yield what torch's `BatchSampler` yields for the indices that `begin` returns."""
-    indices, first_size, drop_last = begin(), batches.batch_size, batches.drop_last
-    while batch := list(islice(indices, first_size if drop_last else batches.batch_size)):
-        if len(batch) < first_size and drop_last:
-            return
-        yield batch
 
 
 # How many batches may be drawn earlier than torch draws them ----------------------------------------------------------

@@ -137,8 +137,8 @@ class InlineEpoch(Epoch):
                 self._shared.seeding.needs_rebuild()  # leave the batch
         raise error
 
-    def next(self) -> Delivery:
-        """Return the next batch. See `Epoch`. An interrupt comes out of the user's code, as with torch."""
+    def _next(self) -> Delivery:
+        """Return the next batch. An interrupt comes out of the user's code, as with torch."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
         while (drawn := self._draws.next()) is not None and drawn.step in self._skipped:

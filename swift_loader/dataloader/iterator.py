@@ -61,7 +61,7 @@ class LoaderIterator(LoopIterator):
             raise self._hangs
         loader, recorded = self._loader(), None
         if self._is_tuned and loader is not None:
-            loader._observer.tune(loader)  # noqa: SLF001
+            loader._tune()  # noqa: SLF001
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001
             recorded = torch.autograd.profiler.record_function("enumerate(DataLoader)#LoaderIterator.__next__")
             recorded.__enter__()  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ class LoaderIterator(LoopIterator):
             delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
         except StopIteration:
             if loader is not None:
-                loader._observer.end_epoch(loader)  # noqa: SLF001
+                loader._end_epoch()  # noqa: SLF001
             raise
         except ForkHangs as error:
             delivery = self._taken = self._replace_forks(loader, error)

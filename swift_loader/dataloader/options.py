@@ -12,7 +12,6 @@ import random
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -21,11 +20,11 @@ import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.tree import search
-from swift_loader.checks import check_choice, check_flag, check_integer, check_seconds, checked, option
+from swift_loader.checks import check_choice, check_flag, checked
 from swift_loader.dataloader.indices import is_pipe
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType
 from swift_loader.ranks.ranks import find_ranks
-from swift_loader.ray_executor import RayExecutor, check_executor
+from swift_loader.ray_executor import check_executor
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stream import is_huggingface, is_stateful
@@ -37,48 +36,32 @@ DEFAULT_PREFETCH = 2
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OwnOptions:
-    """What kind of workers a loader has, and what becomes of those that die or hang. The checks are SwiftLoader's."""
-
-    worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
-    max_restarts: int = option("worker_restarts", check_integer, 0)
-    stall_warning_s: float | None = option("stall_warning", check_seconds)
-    executor: RayExecutor | None = option("executor", check_executor)
-
-    @classmethod
-    def of(cls, loader: DataLoader[Any]) -> OwnOptions:
-        """Raises `TypeError` or `ValueError` if an option is wrong or contradicts another one."""
-        own = checked(cls, vars(loader))
-        if own.uses_threads(loader.num_workers):
-            _check_threads(loader)
-        return own
-
-    def uses_threads(self, num_workers: int) -> bool:
-        """Return whether so many workers are threads. Without workers there are none."""
-        return num_workers > 0 and self.worker_type is WorkerType.THREAD
+_FIXED = {
+    "max_buffer_size": None,
+    "message_queue_size": 10,
+    "multithread": True,
+    "batch_decoder": None,
+    "max_nb_batch_on_device": 1,
+}
+"""Options of SwiftLoader's that this loader doesn't have."""
 
 
 def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
-    """Return how batches come to the loop."""
-    own = OwnOptions.of(loader)
+    """Return how batches come to the loop, and from what kind of workers. The checks are SwiftLoader's.
+
+    Raises `TypeError` or `ValueError` if an option is wrong or contradicts another one.
+    """
     prefetch: int | None = loader.prefetch_factor
-    return DeliveryOptions(
-        num_workers=loader.num_workers,
-        in_order=loader.in_order,
-        max_in_flight=None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers),
-        max_ready_per_worker=None,
-        max_tasks=10,
-        thread_per_worker=True,
-        worker_type=own.worker_type,
-        batch_decoder=None,
-        timeout_s=loader.timeout or None,
-        stall_warning_s=own.stall_warning_s,
-        max_restarts=own.max_restarts,
-        max_on_device=1,
-        pin_memory=False,
-        executor=own.executor,
-    )
+    translated = {
+        "worker_per_consumer": loader.num_workers,
+        "data_queue_size": None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers),
+        "in_order": bool(loader.in_order),
+        "pin_memory": False,  # the loop's thread does it
+    }
+    delivery = checked(DeliveryOptions, {**vars(loader), **_FIXED, **translated})
+    if delivery.uses_threads:
+        _check_threads(loader)
+    return delivery
 
 
 def start_method_of(loader: DataLoader[Any]) -> StartMethod:
@@ -158,7 +141,7 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
         return True
     if not loader.in_order:
         return False
-    if not OwnOptions.of(loader).uses_threads(loader.num_workers) and rng_of(loader) is not Rng.SAMPLE:
+    if not delivery_of(loader).uses_threads and rng_of(loader) is not Rng.SAMPLE:
         return True
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
     return any(True for _ in search([loader.dataset, loader.collate_fn], lambda thing: isinstance(thing, kinds)))

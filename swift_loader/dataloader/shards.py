@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.errors import warn
 from swift_loader.interrupts import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import StreamWork
+from swift_loader.scheduler.work import StreamRounds, StreamWork
 from swift_loader.worker.torch_worker import Resume, Snapshot
 
 
@@ -81,12 +80,10 @@ class Shards:
         if worker_id is not None:
             self._num_batches[worker_id] += 1
 
-    def snapshots(self, end_of: Callable[[int], int | None] = lambda _: None) -> tuple[WorkerSnapshot, ...]:
-        """Return what is known of each worker.
-
-        `end_of` returns the first turn that a worker's shard of a stream has no batch for; None: not known.
-        """
-        return tuple(self._snapshot(number, end_of(number)) for number in range(len(self._snapshots)))
+    def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:
+        """Return what is known of each worker. `rounds`, of a stream, know where shards end."""
+        ends = [None if rounds is None else rounds.end_of(number) for number in range(len(self._snapshots))]
+        return tuple(self._snapshot(number, end) for number, end in enumerate(ends))
 
     def _snapshot(self, number: int, end: int | None) -> WorkerSnapshot:
         saved = WorkerSnapshot() if self._begins_epoch else self._snapshots[number]
@@ -143,7 +140,7 @@ class SharedShards:
         if delivery.snapshot is not None:
             self._states[work.worker_id] = delivery.snapshot
 
-    def snapshots(self, end_of: Callable[[int], int | None] = lambda _: None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
+    def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""
         saved = (WorkerSnapshot(),) if self._resumed is None else (self._resumed.latest(min(self.next_batches)),)
         taken = [WorkerSnapshot.of_shared(Snapshot.unpack(state)) for state in self._states.values()]

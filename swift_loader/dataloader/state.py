@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from swift_loader.dataloader.indices import SamplerState
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import as_integer, shown
+from swift_loader.sampling.integers import as_integer, check_version, shown
 from swift_loader.worker.torch_worker import Snapshot
 
 VERSION = 1
@@ -291,17 +291,11 @@ class LoaderPosition:
 
         Raises `TypeError` if it isn't a mapping, `StateMismatch` that names the field if one is missing or wrong.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
-        if "_snapshot" not in state:
+        if isinstance(state, Mapping) and "_snapshot" not in state:
             kinds = {"position": "a SwiftLoader", "place": "a pipeline"}
             of = [kind for name, kind in kinds.items() if name in state] or ["another class"]
             raise StateMismatch(f"the state is of {of[0]}; pass what the state_dict() of a DataLoader returned")
-        if as_integer(state.get("version")) != VERSION:
-            raise StateMismatch(
-                f"the state's version is {shown(state.get('version'))[:_MAX_SHOWN]}, but this loader can only resume "
-                f"version {VERSION}; pass the dict that the state_dict() of a swift_loader.DataLoader returned"
-            )
+        check_version(state, VERSION, "swift_loader.DataLoader")
         state = deepcopy(dict(state))
         workers = _get(state, "_snapshot._worker_snapshots")
         num_packed = len(workers) if isinstance(workers, Mapping) else 1

@@ -21,24 +21,20 @@ from torch.utils.data import IterableDataset, default_collate
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
 from swift_loader.dataloader.indices import init_of_workers, is_seeded_pipe
-from swift_loader.dataloader.options import OwnOptions, delivery_of, rng_of, start_method_of, wanted_rng
+from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
-from swift_loader.executors.processes import can_fork, make_executor, make_fleet, processes_of, setup_of, warm_up
+from swift_loader.executors.processes import can_fork, make_executor, make_fleet, processes_of, warm_up
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.metrics.observations import Observations, Setup
-from swift_loader.options import AutoWorkers, DeliveryOptions
+from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.report.report import DATALOADER, Report, Teller
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
@@ -152,9 +148,9 @@ def start_workers(
     `why_no_fork` says so, and `ForkHangs` is raised. `pool`: memory of its earlier workers. `is_first`: in their first
     epoch, threads look whether the dataset draws where nothing seeds.
     """
-    own = OwnOptions.of(loader)
-    uses_threads, method = own.uses_threads(loader.num_workers), start_method_of(loader)
-    forks = not uses_threads and own.executor is None and can_fork()
+    delivery, method = delivery_of(loader), start_method_of(loader)
+    uses_threads = delivery.uses_threads
+    forks = not uses_threads and delivery.executor is None and can_fork()
     mode = TorchMode(
         num_workers=loader.num_workers,
         worker_init_fn=init_of_workers(loader),
@@ -184,7 +180,6 @@ def start_workers(
         dataset_per_worker=uses_threads and needs_copies(loader.dataset),
         torch=mode,
     )
-    delivery = delivery_of(loader)
     may_fork = forks and method is not StartMethod.FORK
     reason = why_fork_is_needed(WorkerSpec(options, PlanSettings.of_seed(0))) if may_fork else ""
     if forks and method is StartMethod.FORK:
@@ -216,8 +211,8 @@ def _warn_of_file(name: str) -> None:
 
 def warm_root(loader: DataLoader[Any]) -> None:
     """Begin to import what worker processes will need, in the background."""
-    own = OwnOptions.of(loader)
-    if loader.num_workers and own.executor is None and not own.uses_threads(loader.num_workers):
+    delivery = delivery_of(loader)
+    if delivery.uses_processes and delivery.executor is None:
         things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
         warm_up(start_method_of(loader), modules_of(*things))
 
@@ -270,14 +265,8 @@ class LoaderWorkers:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices.append)
-        settings = SchedulerSettings(
-            self.limits,
-            delivery.max_restarts,
-            delivery.stall_warning_s,
-            delivery.timeout_s,
-            replaces_stalled=False,  # as torch: the user said how long he waits
-            num_workers=delivery.num_workers,
-        )
+        # As torch, it kills no worker that takes too long: the user said how long he waits.
+        settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.next_batch
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
@@ -388,59 +377,3 @@ def _torch_text(text: str) -> str:
         return f"DataLoader worker (pid(s) {pid[1]}) exited unexpectedly"
     name = signal.strsignal(signal.Signals[ended_by[1]])
     return f"DataLoader worker (pid {pid[1]}) is killed by signal: {name}"
-
-
-# What is measured of a DataLoader over all its epochs, and what that leads to.
-
-
-class Observer:
-    """Measures one loader. It doesn't keep the loader alive, which each call gives.
-
-    The loop's thread calls `tune` and `end_epoch`; any thread calls the others.
-    """
-
-    def __init__(self) -> None:
-        self.metrics = Metrics(enabled=True)
-        self._teller = Teller(DATALOADER)
-        self._first_setup: Setup | None = None
-        """What the machine had when it was asked for recent observations for the first time."""
-        self._autotuner: Autotuner | None = None
-        """Made by the first batch, if the loader chooses the number of its workers."""
-
-    def observations(self, loader: DataLoader[Any]) -> Observations:
-        """Return what was measured up to now."""
-        return self.metrics.observations(_setup_of(loader))
-
-    def recent(self, loader: DataLoader[Any], num_batches: int) -> Observations:
-        """Return the same of the last batches only. Takes some 50 us."""
-        self._first_setup = self._first_setup or _setup_of(loader)  # asking the machine for its cores takes longer
-        in_flight = delivery_of(loader).in_flight.num_batches if loader.num_workers else 1
-        setup = replace(self._first_setup, num_workers=int(loader.num_workers), max_in_flight=in_flight)
-        return self.metrics.recent(setup, num_batches)
-
-    def report(self, loader: DataLoader[Any]) -> Report:
-        """Return what was measured, and what it means."""
-        autotuner = self._autotuner  # the loop's thread may end the tuning at any time
-        tuning = () if autotuner is None else tuple(autotuner.describe())
-        return Report(self.observations(loader), self.metrics.report(), DATALOADER, tuning)
-
-    def end_epoch(self, loader: DataLoader[Any]) -> None:
-        """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""
-        if not isinstance(loader.num_workers, AutoWorkers) and self._teller.is_due(self.metrics.elapsed_s):
-            self._teller.tell(self.observations(loader))
-
-    def tune(self, loader: DataLoader[Any]) -> None:
-        """Change the number of workers, if the loader chooses it and another one is better. Between two batches."""
-        if not isinstance(loader.num_workers, AutoWorkers):
-            self._autotuner = None
-            return
-        if self._autotuner is None:
-            self._autotuner = Autotuner(int(loader.num_workers))
-        if self._autotuner.is_due() and (number := self._autotuner.decide(self.recent(loader, MAX_BATCHES))):
-            loader.resize_to(AutoWorkers(number))
-
-
-def _setup_of(loader: DataLoader[Any]) -> Setup:
-    """Return what the loader and its machine have now."""
-    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
-    return setup_of(delivery_of(loader), num_workers=int(loader.num_workers), batch_size=batch_size, has_device=False)

@@ -365,7 +365,7 @@ class Dispatcher:
 
     def receive_and_act(self, inbox: Inbox) -> None:
         """Receive events and act on them. Return at once if the inbox was woken."""
-        if self._receive(inbox, None):
+        if self._receive(inbox, None) and self._scheduler.has_to_decide:  # mostly the loop has assigned all that may be
             self.act()
 
     def _receive(self, inbox: Inbox, timeout_s: float | None) -> bool:

@@ -13,7 +13,7 @@ from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks
 from swift_loader.samplers.passes import Passes
-from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, shown
 from swift_loader.sampling.plan import MAX_EPOCH
 
 _Item = TypeVar("_Item")
@@ -90,29 +90,14 @@ class ResumableSampler(DistributedSampler[_Item]):
 
     def _saved_fields(self, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
         """Return integer fields of a state. Raises as `load_state_dict` does."""
-        if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
-        if state.get("sampler") != self._name:
+        if isinstance(state, Mapping) and state.get("sampler") != self._name:
             raise StateMismatch(
                 f"the state's sampler is {shown(state.get('sampler'))}, but it was loaded into a {self._name}; pass "
                 f"the dict that this sampler's state_dict() returned"
             )
-        if as_integer(state.get("version")) != VERSION:
-            raise StateMismatch(
-                f"the state's version is {shown(state.get('version'))}, but this {self._name} can only resume version "
-                f"{VERSION}; resume with the release of swift_loader that saved it"
-            )
-        fields = {}
-        for name in names:
-            value = as_integer(state.get(name))
-            limit = MAX_EPOCH if name in ("epoch", "position") else 2**MAX_BITS
-            if value is None or not 0 <= value <= limit:
-                raise StateMismatch(
-                    f"the state's {name}={shown(state.get(name))} isn't an integer from 0 on, or is too large; pass "
-                    f"the dict that state_dict() returned, unchanged"
-                )
-            fields[name] = value
-        return fields
+        check_version(state, VERSION, self._name)
+        limits = {"epoch": MAX_EPOCH, "position": MAX_EPOCH}
+        return checked_fields(state, {name: (0, limits.get(name, 2**MAX_BITS)) for name in names})
 
 
 def ranks_of(num_replicas: int | None, rank: int | None) -> Ranks:

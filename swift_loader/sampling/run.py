@@ -7,19 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields
 from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, BatchPlan, Plan, Position, SkippedRange, Skips
 from swift_loader.sampling.shuffle import OrderSettings
 
 VERSION = 1
 """Version of the state's fields and of the permutation. With another version, the order would be another one."""
 
-_SMALLEST = {"seed": 0, "epoch": 0, "position": 0, "shuffle": 0, "nearby_shuffle": 0, "run_length": 1}
-_OPTIONAL = {"num_samples": 0}
+_ANY = (0, 2**MAX_BITS - 1)
+_RANGES = {
+    "seed": _ANY,
+    "epoch": (0, MAX_EPOCH),
+    "position": (0, MAX_EPOCH),
+    "shuffle": _ANY,
+    "nearby_shuffle": _ANY,
+    "run_length": (1, _ANY[1]),
+}
+_OPTIONAL = {"num_samples": _ANY}
 _SKIPPED = "skipped"
 """The field of the skips. A run that skips nothing doesn't have it."""
-
-_MAX_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -200,9 +206,15 @@ class Checkpoint:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`."""
-        if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
-        fields = _checked_fields(state)
+        check_version(state, VERSION, "SwiftLoader")
+        unknown = sorted(map(str, set(state) - {"version", *_RANGES, *_OPTIONAL, _SKIPPED}))
+        if unknown:
+            raise StateMismatch(
+                f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
+                f"unchanged"
+            )
+        given = {name: limits for name, limits in _OPTIONAL.items() if name in state}
+        fields = checked_fields(state, _RANGES | given)
         num_samples, position = fields.get("num_samples"), fields["position"]
         if num_samples is not None and position > num_samples:
             raise StateMismatch(
@@ -212,45 +224,6 @@ class Checkpoint:
         order = OrderSettings(fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"])
         skips = Skips.from_list(state.get(_SKIPPED, []), num_samples)
         return cls(order, Position(fields["epoch"], position), num_samples, skips)
-
-
-def _checked_fields(state: Mapping[str, Any]) -> dict[str, int]:
-    """Return the fields as Python integers. A checkpoint may have converted them to NumPy's or torch's."""
-    if "version" not in state:
-        keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN])
-        raise StateMismatch(
-            f"the state has no version, but the keys {keys}; pass the dict that state_dict() returned, such as "
-            f"checkpoint['loader']"
-        )
-    if as_integer(state["version"]) != VERSION:
-        raise StateMismatch(
-            f"the state's version is {shown(state['version'])}, but this loader can only resume version {VERSION}. The "
-            f"state is from another release of swift_loader, or from another program; resume with the same release"
-        )
-    unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL, _SKIPPED}))
-    if unknown:
-        raise StateMismatch(
-            f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
-            f"unchanged"
-        )
-    fields = {}
-    for name, smallest in (_SMALLEST | _OPTIONAL).items():
-        if name not in state:
-            if name in _OPTIONAL:
-                continue
-            raise StateMismatch(f"the state has no field {name!r}; pass the dict that state_dict() returned, unchanged")
-        value = as_integer(state[name])
-        if value is None or value < smallest:
-            raise StateMismatch(f"the state's {name}={shown(state[name])} must be an integer of at least {smallest}")
-        if value.bit_length() > MAX_BITS:
-            raise StateMismatch(f"the state's {name}={shown(value)} is too large; it must be below 2**{MAX_BITS}")
-        fields[name] = value
-    if max(fields["epoch"], fields["position"]) > MAX_EPOCH:
-        raise StateMismatch(
-            f"the state's epoch={fields['epoch']} or position={fields['position']} is too large; both must be at most "
-            f"{MAX_EPOCH}"
-        )
-    return fields
 
 
 class Run:

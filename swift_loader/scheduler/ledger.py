@@ -238,6 +238,11 @@ class Ledger:
         return batch
 
     @property
+    def may_assign(self) -> bool:
+        """Whether a batch is lost, or fewer are in flight than may be."""
+        return bool(self._lost) or len(self._batches) < self._limits.max_in_flight
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether the source has no more work, and all batches were delivered."""
         return not self._batches and self._peek() is None

@@ -183,6 +183,11 @@ class Scheduler:
 
     # The executor's side
 
+    @property
+    def has_to_decide(self) -> bool:
+        """Whether `decide` may return something. It needs no lock for what the calling thread has caused."""
+        return bool(self._actions) or self.ledger.may_assign
+
     def decide(self, now_s: float) -> list[Action]:
         """Return what to do now: first what events and times have caused, then each task for which there is room.
 

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from swift_loader.checks import check_integer
 from swift_loader.dataloader.dataloader import DataLoader
-from swift_loader.dataloader.epoch import WrappedEpoch
+from swift_loader.dataloader.epoch import Epoch
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, seed_of
 from swift_loader.samplers.passes import Pass, PassState
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.sampling.shuffle import Order, OrderSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.seeding import preserved_generators
 
 SELECTED_ROUND = 256
@@ -212,7 +213,7 @@ class ImageLoader(DataLoader[Any]):
         self.close()
 
 
-class _CountedEpoch(WrappedEpoch):
+class _CountedEpoch:
     """An epoch of at most `num_batches` that notes how far the loop is."""
 
     def __init__(
@@ -224,12 +225,24 @@ class _CountedEpoch(WrappedEpoch):
         is_stream: bool,
         guard: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        super().__init__(epoch)
+        self._epoch: Epoch = epoch
         self._this = this
         self._num_before = this.position - epoch.position().draws.num_drawn
         self._num_batches, self._is_stream, self._guard = num_batches, is_stream, guard
 
-    def next(self) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoch, name)
+
+    @property
+    def is_whole(self) -> bool:
+        """See `Epoch`."""
+        return self._epoch.is_whole
+
+    @is_whole.setter
+    def is_whole(self, is_whole: bool) -> None:
+        self._epoch.is_whole = is_whole
+
+    def next(self) -> Delivery:
         """Return the next batch. Raises as the epoch's own `next`."""
         this = self._this
         if self._is_stream and this.position == self._num_batches:
@@ -237,7 +250,7 @@ class _CountedEpoch(WrappedEpoch):
             raise StopIteration
         try:
             with self._guard():
-                batch = self._epoch.next()
+                delivery = self._epoch.next()
         except StopIteration:
             this.end()
             raise
@@ -245,4 +258,4 @@ class _CountedEpoch(WrappedEpoch):
             this.position = self._num_before + self._epoch.position().draws.num_drawn
             raise
         this.advance(this.position + 1, at_end=this.position + 1 == self._num_batches)
-        return batch
+        return delivery

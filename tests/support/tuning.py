@@ -68,6 +68,6 @@ def is_settled(loader: SwiftLoader) -> bool:
     """Return whether the search for a number is over. It isn't before the first pass."""
     from swift_loader.tuning.tuner import TunerState
 
-    autotuner = loader._passes.autotuner
+    autotuner = None if loader._session is None else loader._session.observer.autotuner
     tuner = None if autotuner is None else autotuner._tuner
     return tuner is not None and tuner.state is TunerState.SETTLED

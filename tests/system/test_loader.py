@@ -141,7 +141,7 @@ def test_set_epoch_takes_any_integer() -> None:
         assert loader.state_dict()["epoch"] == 3
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "2", True, 2**62])
+@pytest.mark.parametrize("value", [-1, 1.5, "2", None, True, 2**62])
 def test_set_epoch_refuses_nonsense(value: Any) -> None:
     loader = make_loader(datasets.Counting)
     with pytest.raises((ValueError, TypeError), match="epoch="):

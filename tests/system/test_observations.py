@@ -72,7 +72,7 @@ def observe_swift(loop: Callable[[SwiftLoader], object], dataset: Any = None, **
     with SwiftLoader(dataset=dataset, batch_size=BATCH_SIZE, **{"seed": 3, **options}) as loader:
         loop(loader)
         assert loader._session is not None
-        return loader._session.observations()
+        return loader._session.observer.observations(loader._session)
 
 
 def run_epochs(number: int) -> Callable[[Any], None]:

@@ -181,7 +181,8 @@ def test_processes_of_this_machine_and_actors_build_one_epoch_together() -> None
         wait_until(lambda: len(actor_pids(loader)) == 2, "two actors", 60)
         loader.set_epoch(0)
         last = [digest(batch) for batch in loader]
-        builders = set(loader._session.observations().batches["worker_id"]) if loader._session else set()
+        assert loader._session is not None
+        builders = set(loader._session.observer.observations(loader._session).batches["worker_id"])
     reference.compare(got[:200], 0, in_order=True)
     reference.compare(got[200:], 1, in_order=True)
     reference.compare(last, 0, in_order=True)

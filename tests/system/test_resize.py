@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -270,6 +272,35 @@ def test_before_the_start_it_is_the_option_that_changes(prepares: bool) -> None:
         loader.start(0)
         await_workers(loader, 3)
         assert sorted(ids_of(loader)) == list(range(100))
+
+
+def test_a_resize_while_another_thread_starts_the_loader_counts_or_is_refused() -> None:
+    def switching(frame: Any, event: str, argument: Any) -> Any:  # lets the other thread run at each line
+        os.sched_yield()
+        return switching
+
+    for _ in range(20):
+        loader = make_loader(datasets.Counting, workers=1, validate=False, **WORKERS["threads"])
+        number, refused, barrier = 1, "", threading.Barrier(2)
+
+        def start(loader: SwiftLoader = loader, barrier: threading.Barrier = barrier) -> None:
+            sys.settrace(switching)
+            barrier.wait()
+            loader.start(0)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        barrier.wait()
+        try:
+            loader.resize(3)
+            number = 3
+        except RuntimeError as error:
+            refused = str(error)
+        thread.join()
+        assert not refused or "is starting" in refused
+        assert loader.worker_per_consumer == number
+        await_workers(loader, number)
+        loader.close()
 
 
 def test_numbers_that_are_not_allowed_are_refused_and_change_nothing() -> None:

@@ -1,0 +1,66 @@
+"""What is measured of one loader over all its passes, what is said of it, and the number of workers that follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from swift_loader.executors.processes import setup_of
+from swift_loader.metrics.metrics import Metrics
+from swift_loader.metrics.observations import Observations, Setup
+from swift_loader.report.report import Report, Teller
+from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner
+
+
+class Observer:
+    """Measures one loader. It doesn't keep the loader alive, which each call gives.
+
+    Its `_observed()` says what it is now: `DeliveryOptions`, batch size, and whether it moves batches to
+    a device. The loop's thread calls `tell` and `tune`; any thread calls the others.
+    """
+
+    def __init__(self, option: str, *, enabled: bool = True) -> None:
+        """`option` is what the loader calls its number of workers."""
+        self.metrics = Metrics(enabled=enabled)
+        self.autotuner: Autotuner | None = None
+        """Chooses the number of workers. None: the user does. Any thread may end the tuning."""
+        self._option = option
+        self._teller = Teller(option)
+        self._first_setup: Setup | None = None
+        """What the machine had when it was asked for recent observations for the first time."""
+
+    def observations(self, loader: Any) -> Observations:
+        """Return what was measured up to now."""
+        return self.metrics.observations(_setup(loader))
+
+    def recent(self, loader: Any, num_batches: int) -> Observations:
+        """Return the same of the last batches only. Takes some 50 µs."""
+        self._first_setup = self._first_setup or _setup(loader)  # asking the machine for its cores takes longer
+        delivery, _, _ = loader._observed()  # noqa: SLF001
+        in_flight = delivery.in_flight.num_batches if delivery.num_workers else 1
+        setup = replace(self._first_setup, num_workers=int(delivery.num_workers), max_in_flight=in_flight)
+        return self.metrics.recent(setup, num_batches)
+
+    def report(self, loader: Any) -> Report:
+        """Return what was measured up to now, and what it means. Empty if nothing is measured."""
+        autotuner = self.autotuner
+        tuning = () if autotuner is None else tuple(autotuner.describe())
+        counts = self.metrics.report()
+        return Report(self.observations(loader), counts, self._option, tuning) if counts else Report()
+
+    def tell(self, loader: Any) -> str:
+        """Say what would help, if the loop waited in the epoch that it has met the end of. Return what was said."""
+        return self._teller.tell(self.observations(loader)) if self._teller.is_due(self.metrics.elapsed_s) else ""
+
+    def tune(self, loader: Any) -> int | None:
+        """Return a better number of workers. None: there is none, or it isn't time yet. Between two batches."""
+        autotuner = self.autotuner
+        if autotuner is None or not autotuner.is_due():
+            return None
+        return autotuner.decide(self.recent(loader, MAX_BATCHES))
+
+
+def _setup(loader: Any) -> Setup:
+    """Return what the loader and its machine have now."""
+    delivery, batch_size, has_device = loader._observed()  # noqa: SLF001
+    return setup_of(delivery, num_workers=int(delivery.num_workers), batch_size=batch_size, has_device=has_device)
