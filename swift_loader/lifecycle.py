@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.device.move import Target, find_target
 from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.local_builder import dataset_of
-from swift_loader.executors.processes import AnyFleet, make_fleet, warm_up
+from swift_loader.executors.processes import make_fleet, warm_up
 from swift_loader.interrupts import run_finalizer
 from swift_loader.options import Options
 from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure
@@ -85,7 +86,7 @@ class Preparation:
         self._options = options
         self.dataset: Any = options.workers.dataset if dataset is None else dataset
         """The dataset in this process; None if it isn't built here."""
-        self._supervisor: AnyFleet | None = None
+        self._supervisor: Fleet | None = None
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
         delivery = options.delivery
         num_local = delivery.num_workers if delivery.executor is None else delivery.num_local
@@ -128,7 +129,7 @@ class Preparation:
             self.close()
             raise
 
-    def supervisor_for(self, plan: PlanSettings) -> AnyFleet | None:
+    def supervisor_for(self, plan: PlanSettings) -> Fleet | None:
         """Return the supervisor that is there already, if this plan can use it; else a new one. None without workers.
 
         It belongs to this object until `hand_over`.
@@ -155,7 +156,7 @@ class Preparation:
         if self._close_supervisor is not None:
             run_finalizer(self._close_supervisor)
 
-    def _make_supervisor(self, plan: PlanSettings) -> AnyFleet:
+    def _make_supervisor(self, plan: PlanSettings) -> Fleet:
         self._supervisor = supervisor = make_fleet(WorkerSpec(self._options.workers, plan), self._options.delivery)
         self._close_supervisor = weakref.finalize(self, supervisor.close)
         return supervisor

@@ -22,8 +22,9 @@ from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
+from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.inline import InlineExecutor
-from swift_loader.executors.processes import AnyFleet, make_executor
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.options import DeliveryOptions, Options
@@ -66,7 +67,7 @@ class Session:
         *,
         file_number: int = 0,
         dataset: Any = None,
-        supervisor: AnyFleet | None = None,
+        supervisor: Fleet | None = None,
         broadcast: Broadcast | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
@@ -105,7 +106,7 @@ class Session:
             self._at_close.close()
             raise
 
-    def _make_dispatcher(self, supervisor: AnyFleet | None, dataset: Any) -> Dispatcher:
+    def _make_dispatcher(self, supervisor: Fleet | None, dataset: Any) -> Dispatcher:
         """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
         delivery, metrics = self._options.delivery, self.observer.metrics
         spec = WorkerSpec(self._options.workers, self._settings)
@@ -117,7 +118,7 @@ class Session:
             executor = ReceivingExecutor(self._broadcast, spec, metrics)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         elif supervisor is not None:
-            executor = make_executor(supervisor, metrics, self._log.write, on_segment, self._notices.append)
+            executor = WorkerExecutor(supervisor, metrics, self._log.write, on_segment, self._notices.append)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices.append)
         else:

@@ -25,7 +25,8 @@ from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
-from swift_loader.executors.processes import can_fork, make_executor, make_fleet, processes_of, warm_up
+from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.processes import can_fork, make_fleet, processes_of, warm_up
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -260,7 +261,7 @@ class LoaderWorkers:
         starter = None if delivery.uses_threads else make_fleet(spec, delivery)
         executor: Executor
         if starter is not None:
-            executor = make_executor(starter, metrics, _log_once, note=notices.append)
+            executor = WorkerExecutor(starter, metrics, _log_once, note=notices.append)
         else:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given

@@ -44,9 +44,14 @@ class WorkerExecutor:
         metrics: Metrics,
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
-        """Make an executor that isn't started. `log` gets what happens. `on_segment`: see `MessageReader`."""
+        """Make an executor that isn't started. `log` gets what happens. `on_segment`: see `MessageReader`.
+
+        `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
+        """
         self.fleet = fleet
+        fleet.note = note or log
         self.reader: MessageReader | None = None
         """Reads what the workers send. Known after `start`."""
         self._metrics = metrics
@@ -121,6 +126,7 @@ class WorkerExecutor:
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.explainer.current = (generation, plan)
+        self.fleet.use_generation(generation)
         self._resumes.begin(generation, resume)
         # In torch mode, workers get a plan also if it is the one before: a new iteration begins.
         if plan.settings != self._sent[1] or self.fleet.spec.options.torch is not None:
@@ -135,7 +141,7 @@ class WorkerExecutor:
         """Do what the scheduler decided. Returns memory of workers, see `Executor`."""
         fleet = self.fleet
         if isinstance(action, Send):
-            worker = fleet.workers.get(action.worker)
+            worker = fleet.get(action.worker)
             if worker is None:  # gone, because the loader is being closed
                 return []
             hung = [*self._hung.get(key_of(action.work), {}).values()] if self._hung else ()
@@ -147,7 +153,7 @@ class WorkerExecutor:
         if isinstance(action, messages.ReplaceTemplate):
             fleet.replace_template()
             return []
-        worker = fleet.workers.get(action.worker)
+        worker = fleet.get(action.worker)
         if worker is None:
             return []
         if isinstance(action, messages.Kill):
@@ -187,12 +193,14 @@ class WorkerExecutor:
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         if isinstance(cause, WorkerLost):
-            return self.explainer.death(cause, self.fleet.workers[cause.worker])
+            worker = self.fleet.get(cause.worker)
+            error, told = self.explainer.death(cause, worker), self.fleet.explain(worker)
+            return type(error)(f"{error}{told}") if told else error
         if not isinstance(cause, Stall):
             return cause
         if cause.worker is None:
             return self.explainer.no_worker_error(cause)
-        worker = self.fleet.workers[cause.worker]
+        worker = self.fleet.get(cause.worker)
         return self.explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
@@ -201,10 +209,12 @@ class WorkerExecutor:
         if isinstance(about, TemplateLost):
             return explainer.template_replacement(about)
         if isinstance(about, WorkerLost):
-            return explainer.replacement(about, self.fleet.workers[about.worker])
+            worker = self.fleet.get(about.worker)
+            return f"{explainer.replacement(about, worker)}{self.fleet.explain(worker)}"
         if about.worker is None:
-            return f"{explainer.no_worker(about)}, for {explainer.options.stall_warning_s:g} s now"
-        worker = self.fleet.workers[about.worker]
+            waits = f"{explainer.no_worker(about)}, for {explainer.options.stall_warning_s:g} s now"
+            return f"{waits}{self.fleet.explain(None)}"
+        worker = self.fleet.get(about.worker)
         stacks = attached(traces=worker.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.handle import AnyHandle, Handle, HandledProcess
 from swift_loader.executors.inbox import WorkerInbox, num_receivers
 from swift_loader.executors.process.dataset_check import DatasetCheck
@@ -29,6 +29,7 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.messages import Event
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.messages import Failure, FailureStage, Kind, Ready, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import WorkerSpec
 
@@ -68,7 +69,12 @@ class Fleet(ABC):
         self._is_stopped = False
         self._limits = options.limits
         self._reader: MessageReader | None = None
-        self._posted: deque[Event] = deque()
+        self.posted: deque[Event | AnyHandle] = deque()
+        """Events, and workers that have no pipe and may have answered."""
+        self.generation = 0
+        """The current one."""
+        self.note: Callable[[str], None] = warn
+        """Gets warnings for the user that come while the loop runs, on any thread."""
 
     @property
     def notice(self) -> str:
@@ -129,6 +135,16 @@ class Fleet(ABC):
     def start_worker(self, worker_id: int) -> None:
         """Start another worker with this id. Returns at once, and does nothing after `stop`."""
 
+    def length_in(self, message: memoryview, who: str) -> int:
+        """Return the dataset's length, as a worker says it that has built it. Raises what building raised."""
+        frame = unpack_frame(message)
+        if frame.kind is not Kind.FAILURE:
+            return Ready.unpack(frame).report.num_samples
+        failure = Failure.unpack(frame)
+        if failure.stage is FailureStage.BUILD:
+            raise self.wording.failure(failure, who, self.definitions, "")
+        return 0  # its set-up has failed: only in torch mode, where the length has no meaning
+
     @property
     def max_segments(self) -> int:
         """How many segments a worker needs if the user keeps no batch."""
@@ -150,8 +166,13 @@ class Fleet(ABC):
     # Listening --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def make_inbox(self, reader: MessageReader, posted: deque[Event]) -> WorkerInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> WorkerInbox:
         """Return an inbox that listens to no worker yet."""
+
+    @property
+    def num_inboxes(self) -> int:
+        """How many there are to be: the loop's, and one for each thread that the options want."""
+        return 1 + num_receivers(self.options)
 
     def listen(self, reader: MessageReader) -> None:
         """Make the inboxes: the loop's, and one for each thread that the options want."""
@@ -160,9 +181,9 @@ class Fleet(ABC):
 
     def _add_inboxes(self) -> None:
         assert self._reader is not None
-        for number in range(len(self.inboxes), 1 + num_receivers(self.options)):
+        for number in range(len(self.inboxes), self.num_inboxes):
             # Others' events come to the loop and to one thread, of which one leads.
-            self.inboxes.append(self.make_inbox(self._reader, self._posted if number <= 1 else deque()))
+            self.inboxes.append(self.make_inbox(self._reader, self.posted if number <= 1 else deque()))
 
     def listen_to_all(self) -> None:
         """Have the inboxes listen to all workers, those that start later included. Raises `LoaderClosed`."""
@@ -183,9 +204,9 @@ class Fleet(ABC):
         for inbox in self.inboxes:  # there may be more threads now than when it began to be listened to
             inbox.forget(worker)
 
-    def post(self, event: Event) -> None:
-        """Have an event come out of the inbox that is in use."""
-        self._posted.append(event)
+    def post(self, event: Event | AnyHandle) -> None:
+        """Have an event come out of the inbox that is in use, or what a worker has answered that has no pipe."""
+        self.posted.append(event)
         for inbox in self.inboxes[:2]:
             inbox.ring()
 
@@ -223,6 +244,18 @@ class Fleet(ABC):
                 return []
             self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
         return worker.close()
+
+    def get(self, serial: int) -> Any:
+        """Return the handle of a worker; None if it is gone."""
+        return self.workers.get(serial)
+
+    def use_generation(self, generation: int) -> None:
+        """Have workers skip tasks of earlier generations. Those with pipes learn it from their tasks."""
+        self.generation = generation
+
+    def explain(self, worker: AnyHandle | None) -> str:  # noqa: ARG002
+        """Return what only this kind of fleet knows of a worker's end, or of a wait for a worker. Else empty."""
+        return ""
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""

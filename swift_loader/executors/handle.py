@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -196,7 +196,6 @@ class Handle(Generic[AChannel, AProcess]):
         channel: AChannel,
         process: AProcess,
         memory: BatchMemory,
-        place: Callable[[], str] | None = None,
     ) -> None:
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""
@@ -211,8 +210,6 @@ class Handle(Generic[AChannel, AProcess]):
         """Why it is being killed."""
         self.state: bytes | None = None
         """The state of its dataset after the batch that it announces next."""
-        self._place = place
-        """Says where it runs. None: its process id says it."""
         self._num_answered = 0
         self._looked: tuple[int, int | None] = (-1, None)
         """How many tasks it had answered at the last `look`, and at which sample it was."""
@@ -282,7 +279,7 @@ class Handle(Generic[AChannel, AProcess]):
     @property
     def place(self) -> str:
         """Where it runs."""
-        return f"pid {self.process.pid}" if self._place is None else self._place()
+        return f"pid {self.process.pid}"
 
     def position_in_batch(self) -> int | None:
         """Return the position of the sample that it is fetching; see `CounterReader`."""
@@ -303,6 +300,10 @@ class Handle(Generic[AChannel, AProcess]):
     def ask_for_stacks(self, *, by_force: bool = False) -> str:
         """Return the Python stacks of all its threads, or why there are none. `by_force`: it is about to be killed."""
         return self.process.ask_for_stacks(by_force=by_force)
+
+    def drain(self, reader: Any, inbox: Any, events: list[Any]) -> None:
+        """Add the events of all answers that are here, if it has no pipe. `inbox` gets what interrupts the decoding."""
+        raise NotImplementedError
 
     def close(self) -> list[Segment]:
         """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent.

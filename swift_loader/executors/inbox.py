@@ -14,7 +14,7 @@ from collections import deque
 
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Inbox
-from swift_loader.executors.handle import AnyHandle
+from swift_loader.executors.handle import AnyHandle, Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
@@ -34,7 +34,7 @@ class WorkerInbox(Inbox):
     A bell ends the wait: it rings for `wake` and for events of other threads. Whoever waits silences it.
     """
 
-    def __init__(self, reader: MessageReader, posted: deque[Event]) -> None:
+    def __init__(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
         """Begin without workers. `posted`: events from elsewhere. Whoever adds one rings."""
         self.interrupt = None
         self.is_taking_in = False
@@ -70,7 +70,11 @@ class WorkerInbox(Inbox):
 
     def _take_posted(self, events: list[Event]) -> None:
         while self._posted:
-            events.append(self._posted.popleft())
+            posted = self._posted.popleft()
+            if isinstance(posted, Handle):
+                posted.drain(self._reader, self, events)
+            else:
+                events.append(posted)
 
     def _read(self, worker: AnyHandle, events: list[Event], *, all_of_it: bool) -> None:
         """Add the event of the worker's next message; or of all of them, and of its end, if its process has ended."""

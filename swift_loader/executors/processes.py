@@ -6,24 +6,15 @@ What a choice needs is imported once it is chosen: `executors.process` can be im
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Union
 
-from swift_loader.executors.base import Executor
-from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import HandledProcess
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.metrics.machine import available_cores, ranks_here
-from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Setup
 from swift_loader.options import DeliveryOptions
-from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
-
-if TYPE_CHECKING:
-    from swift_loader.executors.ray.mixed import MixedStarter
 
 # Says what a loader and its machine have, for whoever looks at its measurements.
 
@@ -65,22 +56,16 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
         ROOTS.warm(modules)
 
 
-AnyFleet = Union[Fleet, "MixedStarter"]
-
-
-def make_fleet(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> AnyFleet:
+def make_fleet(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> Fleet:
     """Return the fleet that the options and the platform demand. It starts nothing yet."""
     if options.executor is not None:
-        from swift_loader.executors.ray.mixed import MixedStarter
-        from swift_loader.executors.ray.supervisor import RaySupervisor
+        from swift_loader.executors.ray.fleet import ActorFleet, MixedFleet
 
-        remote = RaySupervisor(spec, options, options.executor, wording)
+        remote = ActorFleet(spec, options, options.executor, wording)
         if not options.num_local:
             return remote
         here = replace(options, num_workers=options.num_local, executor=None, num_local=0)
-        local = make_fleet(spec, here, wording)
-        assert isinstance(local, Fleet)
-        return MixedStarter(local, remote)
+        return MixedFleet(make_fleet(spec, here, wording), remote)
     if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
         from swift_loader.executors.portable.fleet import InterpreterFleet
 
@@ -88,32 +73,6 @@ def make_fleet(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LO
     from swift_loader.executors.process.fleet import TemplateFleet
 
     return TemplateFleet(spec, options, wording)
-
-
-def make_executor(
-    fleet: AnyFleet,
-    metrics: Metrics,
-    log: Callable[[str], None],
-    on_segment: Callable[[Segment], None] | None = None,
-    note: Callable[[str], None] | None = None,
-) -> Executor:
-    """Return the executor of a fleet, which it owns. `on_segment`: see `MessageReader`.
-
-    `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
-    """
-    if "swift_loader.executors.ray.supervisor" in sys.modules:
-        from swift_loader.executors.ray.executor import ActorExecutor
-        from swift_loader.executors.ray.mixed import MixedExecutor, MixedStarter
-        from swift_loader.executors.ray.supervisor import RaySupervisor
-
-        if isinstance(fleet, MixedStarter):
-            local = WorkerExecutor(fleet.local, metrics, log, on_segment)
-            remote = ActorExecutor(fleet.remote, metrics, log, on_segment, note)
-            return MixedExecutor(local, remote, fleet.num_local)
-        if isinstance(fleet, RaySupervisor):
-            return ActorExecutor(fleet, metrics, log, on_segment, note)
-    assert isinstance(fleet, Fleet)
-    return WorkerExecutor(fleet, metrics, log, on_segment)
 
 
 # What a program may see of the processes, under the names that torch's iterators have ---------------------------------
@@ -160,7 +119,7 @@ class ProcessView:
         return f"<{self.name}, pid {self.pid}{'' if self.is_alive() else ', ended'}>"
 
 
-def processes_of(fleet: AnyFleet | None) -> list[ProcessView]:
+def processes_of(fleet: Fleet | None) -> list[ProcessView]:
     """Return the processes of the workers, by id. None if there is no fleet."""
     found = [] if fleet is None else fleet.processes()
     return [ProcessView(number, process) for number, process in enumerate(found)]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.errors import EncodeError, RemoteTraceback
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor
+from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.failures import rebuild_with
-from swift_loader.executors.processes import make_executor, make_fleet
+from swift_loader.executors.processes import make_fleet
 from swift_loader.executors.wording import Terms
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -165,7 +166,7 @@ def process_executor(
         pin_memory=False,
     )
     starter = make_fleet(WorkerSpec(options, plan), delivery, StageWording(stage))
-    return make_executor(starter, Metrics(enabled=False), logger.debug)
+    return WorkerExecutor(starter, Metrics(enabled=False), logger.debug)
 
 
 MAX_CONCURRENCY = 1024

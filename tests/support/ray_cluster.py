@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.ray.executor import ActorExecutor
-from swift_loader.executors.ray.inbox import RayWorker
-from swift_loader.executors.ray.mixed import MixedExecutor
+from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.ray.actor import ActorHandle
+from swift_loader.executors.ray.fleet import ActorFleet, MixedFleet
 from tests.support.helpers import is_gone, wait_until
 
 STORE_NBYTES = 80 << 20
@@ -89,14 +89,14 @@ def _processes_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def actors_of(loader: SwiftLoader) -> list[RayWorker]:
+def actors_of(loader: SwiftLoader) -> list[ActorHandle]:
     """Return the executor's handles on all actors that exist."""
     assert loader._session is not None
     executor = loader._session.dispatcher._executor
-    if isinstance(executor, MixedExecutor):
-        executor = executor._remote
-    assert isinstance(executor, ActorExecutor)
-    return list(executor.fleet.workers.values())
+    assert isinstance(executor, WorkerExecutor)
+    fleet = executor.fleet.remote if isinstance(executor.fleet, MixedFleet) else executor.fleet
+    assert isinstance(fleet, ActorFleet)
+    return list(fleet.workers.values())
 
 
 def actor_pids(loader: SwiftLoader) -> list[int]:

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -21,9 +22,17 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from swift_loader import DataLoader, RayExecutor, SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
+from swift_loader import (
+    DataLoader,
+    LoaderClosed,
+    RayExecutor,
+    SwiftLoader,
+    SwiftLoaderWarning,
+    WorkerDied,
+    WorkerStalled,
+)
 from swift_loader.executors.executor import WorkerExecutor
-from swift_loader.executors.ray.mixed import MixedExecutor
+from swift_loader.executors.ray.fleet import MixedFleet
 from tests.support.checked import Checked, Reference, collate_flat, digest
 from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values
 from tests.support.helpers import ROOT, exhaustive, ids_of, is_gone, wait_until, without_root
@@ -216,10 +225,9 @@ def kill(pid: int) -> None:
 
 def local_pids(loader: SwiftLoader) -> list[int]:
     executor = loader._session.dispatcher._executor if loader._session else None
-    assert isinstance(executor, MixedExecutor)
-    local = executor._local
-    assert isinstance(local, WorkerExecutor)
-    pids = [worker.process.pid for worker in list(local.fleet.workers.values())]
+    assert isinstance(executor, WorkerExecutor)
+    assert isinstance(executor.fleet, MixedFleet)
+    pids = [worker.process.pid for worker in list(executor.fleet.local.workers.values())]
     return [pid for pid in pids if not is_gone(pid)]
 
 
@@ -306,6 +314,62 @@ def test_a_warning_says_that_some_actors_have_no_place(cluster: SmallCluster) ->
     warned = pytest.warns(SwiftLoaderWarning, match="of 4 Ray actors wait for room")
     with make(Slow, kwargs={"num_samples": 400, "seconds": 0.02}, actors=4, executor=wanted) as loader, warned:
         assert len(ids_of(loader)) == 400
+
+
+@contextmanager
+def ray_is_busy() -> Iterator[None]:
+    """Have another thread hold the lock that Ray holds in `ray.init()` and `ray.shutdown()`."""
+    lock: Any = sys.modules["ray._private.worker"]._connect_or_shutdown_lock
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
+    try:
+        yield
+    finally:
+        is_over.set()
+        holder.join()
+
+
+def test_close_ends_while_another_thread_connects_or_disconnects() -> None:
+    import ray
+
+    loader = make(actors=1)
+    next(iter(loader))
+    actors = [actor.process._actor for actor in actors_of(loader)]
+    with ray_is_busy():
+        loader.close()
+    for actor in actors:  # a shutdown, for which the lock stands here, would have ended them
+        ray.kill(actor)
+
+
+def test_close_does_not_wait_for_the_thread_that_connects_the_loader() -> None:
+    loader, raised = make(actors=1), list[BaseException]()
+
+    def start() -> None:
+        try:
+            loader.start()
+        except BaseException as error:
+            raised.append(error)
+
+    starting = threading.Thread(target=start)
+    with ray_is_busy():
+        starting.start()
+        wait_until(lambda: "connection.py" in stack_of(starting), "a thread that connects")
+        loader.close()
+    starting.join()
+    assert [type(error) for error in raised] == [LoaderClosed]
+
+
+def stack_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
 def test_close_ends_all_actors_even_if_one_hangs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.messages import Failure, FailureStage, Identity, Kind, Ready, Received, unpack_frame
+from swift_loader.transport.messages import Identity, Received
 from swift_loader.transport.payload import Environment, pack_payload
 from swift_loader.worker.process import refuse_start
 
@@ -97,14 +97,8 @@ class InterpreterFleet(Fleet):
             death = self._death_of(worker)
             terms = self.wording.terms
             raise died(who, death.exit_code, terms.build, stderr=death.stderr, terms=terms)
-        frame = unpack_frame(received.data)
         build_s = time.monotonic() - self._began_s
-        if frame.kind is not Kind.FAILURE:
-            return _FirstBuild(Ready.unpack(frame).report.num_samples, build_s, received)
-        failure = Failure.unpack(frame)
-        if failure.stage is FailureStage.BUILD:
-            raise self.wording.failure(failure, who, self.definitions, "")
-        return _FirstBuild(0, build_s, received)  # only in torch mode, where the length has no meaning
+        return _FirstBuild(self.length_in(received.data, who), build_s, received)
 
     def ask_for_stacks(self) -> str:
         """Return the Python stacks of the first worker. Blocks for half a second at most."""
@@ -141,7 +135,7 @@ class InterpreterFleet(Fleet):
             for inbox in self.inboxes:
                 inbox.note_end(worker)
 
-    def make_inbox(self, reader: MessageReader, posted: deque[Event]) -> PipeInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> PipeInbox:
         """Return an inbox that listens to no worker yet."""
         return PipeInbox(reader, posted)
 

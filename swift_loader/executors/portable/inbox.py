@@ -11,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from swift_loader.executors.handle import Handle
+from swift_loader.executors.handle import AnyHandle, Handle
 from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.portable.interpreter import Interpreter
 from swift_loader.executors.process.reader import MessageReader
@@ -24,7 +24,7 @@ PortableWorker = Handle[PipeChannel, Interpreter]
 class PipeInbox(WorkerInbox):
     """The pipes to listen to. Used by one thread at a time."""
 
-    def __init__(self, reader: MessageReader, posted: deque[Event]) -> None:
+    def __init__(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
         super().__init__(reader, posted)
         self._workers: dict[AnyConnection, PortableWorker] = {}
         """By our end of the pipe. Replaced as a whole, so that any thread may read it."""

@@ -83,7 +83,7 @@ class TemplateFleet(Fleet):
         """Start another worker. Returns at once."""
         self.starter.start_worker(worker_id)
 
-    def make_inbox(self, reader: MessageReader, posted: deque[Event]) -> EpollInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> EpollInbox:
         """Return an inbox that listens to no worker yet."""
         return EpollInbox(reader, posted)
 

@@ -22,7 +22,7 @@ _MAX_EVENTS = 64
 class EpollInbox(WorkerInbox):
     """The channels and processes to listen to. Used by one thread at a time."""
 
-    def __init__(self, reader: MessageReader, posted: deque[Event]) -> None:
+    def __init__(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
         super().__init__(reader, posted)
         self._workers: dict[int, AnyHandle] = {}
         """By descriptor: of the channel and of the process."""

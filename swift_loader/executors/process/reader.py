@@ -78,7 +78,7 @@ class MessageReader:
         """Compares the workers' datasets."""
         self._explainer = explainer
         self._metrics = metrics
-        self._on_segment = on_segment
+        self.on_segment = on_segment
         self.largest_batch_nbytes = 0
         """Of the batches that workers have sent; 0 before the first."""
         self._others = {
@@ -136,8 +136,8 @@ class MessageReader:
 
     def _decode(self, worker: AnyHandle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
         """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one."""
-        if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
-            self._on_segment(segment)
+        if self.on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
+            self.on_segment(segment)
         memory, answer.lease = worker.memory.lend(batch)
         was_interrupted = False
         while True:
@@ -155,8 +155,8 @@ class MessageReader:
 
     def _read_segment(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> None:
         segment = worker.add_segment(frame, descriptors)
-        if self._on_segment is not None:
-            self._on_segment(segment)
+        if self.on_segment is not None:
+            self.on_segment(segment)
 
     def _read_segment_gone(self, worker: AnyHandle, frame: Frame, _: list[int]) -> None:
         worker.memory.drop(SegmentGone.unpack(frame).slot)

@@ -36,9 +36,12 @@ KNOCK_LIMIT_S = 5.0
 """How long a cluster's head may take to accept a connection."""
 
 
-HOLD_LIMIT_S = 5.0
+HOLD_LIMIT_S = 4.0
 """How long a thread waits for another one's call, or for the end of `ray.shutdown()`. There, the garbage collector may
 close a loader, which waits for the thread that waits here."""
+
+NEXT_HOLD_LIMIT_S = 0.05
+"""The same after a wait that was in vain: closing a loader waits several times."""
 
 
 class _Shared:
@@ -71,6 +74,7 @@ class Connection:
         """Of the connection. Another one has another job."""
         self.ray: Any = None
         """The module. None: not open."""
+        self._limit_s = HOLD_LIMIT_S
 
     def open(self) -> None:
         """Connect this process to the cluster, unless it is connected.
@@ -129,9 +133,15 @@ class Connection:
         if ray is None:
             yield False
             return
-        has_lock = (lock := _lock()).acquire(timeout=HOLD_LIMIT_S)
-        try:
+        with self._locked() as has_lock:
             yield has_lock and ray.is_initialized() and bool(ray.get_runtime_context().get_job_id() == self._job)
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        has_lock = (lock := _lock()).acquire(timeout=self._limit_s)
+        self._limit_s = HOLD_LIMIT_S if has_lock else NEXT_HOLD_LIMIT_S
+        try:
+            yield has_lock
         finally:
             if has_lock:
                 lock.release()
@@ -168,8 +178,9 @@ class Connection:
         ray, self.ray = self.ray, None
         if ray is None:
             return
-        with _lock():
-            if not self._is_ours:
+        with self._locked() as has_lock:
+            # Without the lock, another thread connects or disconnects this process, so the connection is left to it.
+            if not (self._is_ours and has_lock):
                 return
             self._is_ours = False
             _SHARED.num_users -= 1

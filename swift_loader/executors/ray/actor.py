@@ -1,0 +1,310 @@
+"""One actor, seen from the trainer: what is sent to it, what comes back, and where it is.
+
+    the thread that acts ──send──► Ray ──► actor
+    Ray's thread ──a call is done──► announce       the thread that leads ──drain──► answers, in the order of the calls
+
+A call's result is an object in the store of the actor's node. Ray fetches it as soon as it is there. The result of a
+later call may be here first; it waits. Ray's thread only says that there may be an answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
+from swift_loader.executors.base import Inbox
+from swift_loader.executors.handle import Handle
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.ray.connection import Connection
+from swift_loader.executors.ray.memory import ActorMemory
+from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
+from swift_loader.transport.messages import Batch, Kind, Received, unpack_frame
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.actor import Answer, Location, machine_id
+
+_HERE = machine_id()
+
+_REQUEST_S = 0.5
+"""How long an actor may take to answer a request, when somebody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Instead of an answer."""
+
+    error: BaseException
+    is_lost: bool
+    """Whether the actor or its object is gone, and no further answer comes. Else only the call has failed."""
+
+
+def told_by_ray(loss: BaseException) -> str:
+    """Return what Ray says of the end of an actor, as the end of a message, without its general advice."""
+    lines = [line for line in str(loss).partition("Some common causes")[0].splitlines() if not line.startswith("\t")]
+    return f"\nRay says:\n    {' '.join(' '.join(lines).split())}"
+
+
+class Actor:
+    """The trainer's end of what would be a pipe, and of what would be a process. See `executors.handle`.
+
+    The thread that acts sends; the one that leads takes answers; any thread uses the rest.
+    """
+
+    def __init__(self, connection: Connection, actor: Any, announce: Callable[[], None]) -> None:
+        """Ask the actor where it is. `actor`: Ray's handle.
+
+        `announce` is called when there may be something to take, and when the actor has a place, or never will. On any
+        thread.
+        """
+        self.began_s = time.monotonic()
+        self.loss: BaseException | None = None
+        """Why nothing more comes from it, as Ray says."""
+        self._connection = connection
+        self._actor = actor
+        """None: closed."""
+        self._announce = announce
+        self._error_of_call: type[BaseException] = connection.ray.exceptions.RayTaskError
+        """An error of this type is the call's own, so the actor lives."""
+        self._kept: list[bytes] = []
+        """Messages that go with the next task."""
+        self._calls: deque[Future[Any]] = deque()
+        """Not taken yet, oldest first."""
+        self._end: Future[Any] | None = None
+        """Fails when the actor ends."""
+        self._waits_for_results = True
+        """Whether results that are on their way count if the actor has ended."""
+        self._is_killed = False
+        self._where: Location | None = None
+        self._introduction: Future[Any] | None = self._future_of(actor.introduce.remote())
+
+    def _future_of(self, ref: Any) -> Future[Any]:
+        future: Future[Any] = ref.future()
+        future.add_done_callback(lambda _: self._announce())  # on a thread of Ray
+        return future
+
+    # As a channel -----------------------------------------------------------------------------------------------------
+
+    def begin(self, started: Any) -> None:
+        """Listen to the actor. `started` is the object of its first answer."""
+        self._end = self._future_of(self._actor.await_end.options(concurrency_group="end").remote())
+        self._calls.append(self._future_of(started))
+
+    def send(self, message: bytes) -> None:
+        """Send a message. A plan waits for the task that needs it.
+
+        Raises `BrokenPipeError` if Ray can't call the actor any more.
+        """
+        self._kept.append(message)
+        if unpack_frame(memoryview(message)).kind is Kind.PLAN:
+            return
+        kept, self._kept = self._kept, []
+        with self._connection.held() as is_open:
+            if not is_open:
+                raise BrokenPipeError(errno.EPIPE, "this process isn't connected to Ray any more")
+            try:
+                self._calls.append(self._future_of(self._actor.build.remote(kept)))
+            except Exception as error:  # the actor was forgotten
+                raise BrokenPipeError(errno.EPIPE, f"calling an actor failed: {error}") from error
+
+    def peek(self) -> Answer | Failed | None:
+        """Return what `take` would return, and leave it there."""
+        if self._calls and self._calls[0].done():
+            error = self._calls[0].exception()
+            if error is None:
+                return Answer(*self._calls[0].result())
+            return Failed(error, is_lost=not isinstance(error, self._error_of_call))
+        end = self._end
+        if end is not None and end.done() and not (self._calls and self._waits_for_results):
+            return Failed(end.exception() or RuntimeError("the actor has returned"), is_lost=True)
+        return None
+
+    def take(self) -> Answer | Failed | None:
+        """Return the next answer; None if it isn't here. After a loss there is none."""
+        answer = self.peek()
+        if isinstance(answer, Failed) and answer.is_lost:
+            self.note_loss(answer.error)
+        elif answer is not None:
+            with self._connection.held():
+                self._calls.popleft()
+        return answer
+
+    def drop_results(self) -> None:
+        """From now on, the end of the actor is its next answer, even if results are on their way."""
+        self._waits_for_results = False
+
+    def fileno(self) -> int:
+        """Return -1: there is no descriptor."""
+        return -1
+
+    # As a process -----------------------------------------------------------------------------------------------------
+
+    @property
+    def where(self) -> Location | None:
+        """Where it runs. None: Ray hasn't placed it, or it never ran."""
+        known = self._introduction
+        if self._where is None and known is not None and known.done() and known.exception() is None:
+            self._where = known.result()
+        return self._where
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on another machine than this process."""
+        return (where := self.where) is not None and where.machine != _HERE
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether Ray has placed it, or has given up."""
+        return self._introduction is None or self._introduction.done()
+
+    @property
+    def pid(self) -> int:
+        """Its process id on its node; 0 if it isn't known."""
+        where = self.where
+        return 0 if where is None else where.pid
+
+    def describe(self) -> str:
+        """Return where it runs, for messages."""
+        where = self.where
+        return "a Ray actor without a place" if where is None else f"a Ray actor, pid {where.pid} on {where.host}"
+
+    def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:  # noqa: ARG002
+        """Return memory of this process: an actor shares none."""
+        return Segment.private(nbytes)
+
+    def num_fetched(self, length_address: int) -> int | None:  # noqa: ARG002 - it asks the actor
+        """Return the number of samples fetched for its batch; None if unknown. Blocks for half a second at most."""
+        number = self._ask("position")
+        return number if isinstance(number, int) else None
+
+    def use_generation(self, generation: int) -> None:
+        """Have it skip tasks of earlier generations. Returns at once."""
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone
+            if is_open:
+                self._actor.use_generation.options(concurrency_group="requests").remote(generation)
+
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:  # noqa: ARG002 - no signal reaches other nodes
+        """Return the Python stack of the thread that builds. Blocks for half a second at most."""
+        stacks = self._ask("stacks")
+        return str(stacks) if stacks is not None else "(none: the actor doesn't answer)"
+
+    def _ask(self, method: str) -> Any:
+        if self.where is None or self.has_ended:
+            return None
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone, or is too slow
+            if is_open:
+                call = getattr(self._actor, method).options(concurrency_group="requests")
+                return self._connection.ray.get(call.remote(), timeout=_REQUEST_S)
+        return None
+
+    def note_loss(self, reason: BaseException) -> None:
+        """Note why nothing more comes from it, and make sure that it ends."""
+        self.loss = reason
+        self.close()
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether its process has ended by itself, as far as Ray tells: not its node, and not the connection to it."""
+        is_of_actor = type(self.loss).__name__ == "ActorDiedError"
+        return is_of_actor and "node has died" not in str(self.loss)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Ray says that it has ended."""
+        return self._is_killed or (self._end is not None and self._end.done())
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 if the loader ended it. Ray doesn't tell the others."""
+        return 0 if self._is_killed else None
+
+    def wait_end(self, limit_s: float | None) -> bool:
+        """Wait until Ray says that it has ended. Return False if that takes longer."""
+        end = self._end
+        if end is not None and not end.done():
+            with suppress(TimeoutError, FutureTimeout, CancelledError):
+                end.exception(limit_s)
+        return self.has_ended
+
+    def kill(self) -> None:
+        """Have Ray end it, whatever it does. Idempotent."""
+        self._is_killed = True
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone
+            if is_open and self._actor is not None:
+                self._connection.ray.kill(self._actor, no_restart=True)
+
+    terminate = kill
+
+    def close(self) -> None:
+        """End it, if it hasn't ended, and drop all that refers to it in Ray. Idempotent."""
+        if self._actor is not None:
+            self.kill()
+            self._where = self.where
+            with self._connection.held():
+                self._calls.clear()
+                self._actor = self._end = self._introduction = None
+
+    def __repr__(self) -> str:
+        return f"<Actor, {self.describe()}>"
+
+
+class ActorHandle(Handle[Actor, Actor]):
+    """A worker that is an actor."""
+
+    memory: ActorMemory
+
+    @property
+    def place(self) -> str:
+        """Where it runs."""
+        return self.process.describe()
+
+    def drain(self, reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
+        """Add the events of all answers that are here. `inbox` gets what interrupts the decoding."""
+        while (answer := self.channel.take()) is not None:
+            if isinstance(answer, Answer):
+                self.memory.arrive(answer.memory)
+                self._read(answer.messages, reader, inbox, events)
+            elif answer.is_lost:
+                events.append(Disconnected(self.serial, self.worker_id))
+            else:
+                events.append(self._failure(answer.error))
+
+    def _read(self, messages: Sequence[bytes], reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
+        try:
+            for message in messages:
+                event = reader.read(self, Received(self._in_our_time(message), []), inbox)
+                if event is not None:
+                    events.append(event)
+        except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
+            self.channel.close()
+            events.append(ExecutorFailed(error))
+
+    def _in_our_time(self, message: bytes) -> memoryview:
+        """Return a message in which a batch of another machine, which has another clock, ends when it is here."""
+        frame = unpack_frame(memoryview(message))
+        if frame.kind is not Kind.BATCH or not self.process.is_elsewhere:
+            return memoryview(message)
+        batch = Batch.unpack(frame)
+        batch.began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
+        batch.meta = bytes(batch.meta)
+        return memoryview(batch.pack())
+
+    def _failure(self, error: BaseException) -> Event:
+        """Return the event of a call that failed although the actor lives: above all, its result couldn't be stored."""
+        if not self.tasks:
+            return ExecutorFailed(error)
+        task = self.tasks[0]
+        self.note_answer()
+        if type(error).__name__ in ("ObjectStoreFullError", "OutOfDiskError"):
+            error = SharedMemoryFull(
+                f"the object store of a Ray node has no room for a batch ({error}). Give the node more "
+                f"(`ray start --object-store-memory`), lower batch_size or data_queue_size (DataLoader: "
+                f"prefetch_factor), or keep fewer batches"
+            )
+        return Answered(self.serial, task.generation, task.sequence, error=error)

@@ -1,0 +1,545 @@
+"""The actors of one loader, alone or beside processes of this machine.
+
+An actor that was lost is replaced by another one with the same id: by this loader, never by Ray. Ray's threads post an
+actor that may have answered where the inboxes listen; the thread that leads takes the answers, and decodes them.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled, warn
+from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
+from swift_loader.executors.fleet import Fleet
+from swift_loader.executors.handle import AnyHandle, HandledProcess
+from swift_loader.executors.inbox import WorkerInbox
+from swift_loader.executors.process.deaths import died
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by_ray
+from swift_loader.executors.ray.connection import Connection
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
+from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.options import DeliveryOptions
+from swift_loader.ray_executor import RayExecutor
+from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
+from swift_loader.scheduler.queues import Limits
+from swift_loader.transport.messages import Identity
+from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
+from swift_loader.worker.process import refuse_start
+from swift_loader.worker.spec import WorkerSpec
+
+if sys.platform == "linux":
+    from swift_loader.executors.process.inbox import EpollInbox as _Inbox
+else:
+    from swift_loader.executors.portable.inbox import PipeInbox as _Inbox
+
+FIRST_SERIAL = 1 << 20
+"""Serial numbers of actors begin here, so that workers on this machine have others."""
+
+END_LIMIT_S = 1.5
+"""How long `close` waits until Ray says that the actors have ended."""
+
+_MAX_WAIT_S = 1e6
+"""A lock can't be waited for much longer."""
+
+_DISCONNECTED = (
+    "this process isn't connected to Ray any more, so its actors are gone; call ray.shutdown() after close()"
+)
+
+
+class ActorInbox(_Inbox):
+    """Listens to nothing but its bell."""
+
+    def __init__(self, fleet: ActorFleet, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
+        super().__init__(reader, posted)
+        self._fleet = fleet
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Return what the actors have answered; without a connection to Ray, which tells of no end then, an event."""
+        seen = self._fleet.look_at_connection()
+        return super().wait(timeout_s) if seen is None else [seen]
+
+
+class ActorFleet(Fleet):
+    """The actors of one loader."""
+
+    def __init__(
+        self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, wording: Wording = LOADER_WORDING
+    ) -> None:
+        """Connect and start nothing."""
+        super().__init__(spec, options, wording)
+        self.num_started = FIRST_SERIAL
+        self._wanted = executor
+        self._connection = Connection(executor.address)
+        self._connecting = threading.RLock()
+        """Held while a thread connects, which may take long. `stop` doesn't wait for that."""
+        self._content: tuple[PayloadLayout, Any] | None = None
+        """What the actors build the dataset from, to compare it with what another start would send."""
+        self._payload: Any = None
+        """Ray's reference to the same in the object store. None: not connected, or told so."""
+        self._actor_class: Any = None
+        self._store: ArrivalStore | None = None
+        self._num_begun = 0
+        """How often all actors were lost before one of them had built the dataset."""
+        self._began_s = 0.0
+        self._first_build: tuple[ActorHandle | None, int, float] | None = None
+        """The first actor that has built the dataset, the dataset's length, and how long that took."""
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """For `wait_built`: something may have happened."""
+        self._placement: threading.Timer | None = None
+        """Warns of actors without a place."""
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    def start_first(self) -> None:
+        """Start all actors, unless that was done. Returns while Ray places them, and they build the dataset.
+
+        Raises `ImportError` if Ray isn't installed, `ConnectionError` if there is no cluster, `EncodeError` if the
+        dataset or a function can't be sent.
+        """
+        with self._connecting:
+            self.check_open()
+            if self._payload is not None:
+                return
+            refuse_start()
+            layout, memory, self.definitions = self._pack()
+            self._connection.open()
+            try:
+                with self._connection.held() as is_open:
+                    if not is_open:
+                        raise LoaderClosed(_DISCONNECTED)
+                    self._content = layout, memory
+                    self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
+                    self._actor_class = self._make_class()
+                self._began_s = time.monotonic()
+                for worker_id in range(self.options.num_local, self.options.num_workers):
+                    self._start(worker_id)
+            except BaseException:
+                if not self.is_open:  # it was closed meanwhile, maybe before there was a connection
+                    self._disconnect()
+                raise
+
+    def _pack(self) -> Any:
+        return pack_payload(self.spec, Environment.of_this_process(self.spec.modules))
+
+    def _make_class(self) -> Any:
+        wanted = self._wanted
+        given = dict(wanted.runtime_env or {})
+        variables = {
+            # Sets of strings must have one order in all actors.
+            "PYTHONHASHSEED": environ_for_workers()["PYTHONHASHSEED"],
+            # An object in the store takes two raylets several ms, whatever its size. Ray's own limit is 100 KiB.
+            "RAY_max_direct_call_object_size": str(MAX_INLINE_BYTES),
+        }
+        resources = dict(wanted.resources or {})
+        amounts = {"num_gpus": resources.pop("GPU", None), "resources": resources or None, "memory": wanted.memory}
+        remote: Any = self._connection.ray.remote(concurrency_groups={"requests": 1, "end": 1})(BatchActor)
+        return remote.options(
+            num_cpus=wanted.num_cpus,
+            scheduling_strategy=wanted.scheduling_strategy,
+            runtime_env={**given, "env_vars": {**variables, **given.get("env_vars", {})}},
+            max_restarts=0,  # the scheduler decides who is replaced
+            max_task_retries=0,
+            **{name: value for name, value in amounts.items() if value is not None},
+        )
+
+    def is_current(self) -> bool:
+        """Return whether another start would build the same."""
+        if self._content is None or not self._connection.is_open:
+            return False
+        layout, memory, _ = self._pack()
+        return bool(layout == self._content[0] and (memory == self._content[1]).all())
+
+    def _start(self, worker_id: int) -> None:
+        """Have Ray start an actor with this id, which builds the dataset."""
+        with self.lock, self._connection.held() as is_open:
+            self.check_open()
+            if not is_open:
+                raise LoaderClosed(_DISCONNECTED)
+            serial, self.num_started = self.num_started, self.num_started + 1
+            identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
+            has_own_folder = "working_dir" in (self._wanted.runtime_env or {})
+            around = Surroundings(import_path(), None if has_own_folder else working_directory())
+            actor = self._actor_class.remote()
+            process = Actor(self._connection, actor, partial(self._announce, serial))
+            process.begin(actor.start.remote(self._payload, serial, identity, around))
+            memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
+            self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
+            if self.generation:
+                process.use_generation(self.generation)
+        self._announce(serial)  # an answer may have come before the worker was known
+
+    def _announce(self, serial: int) -> None:
+        """Have somebody look for answers of an actor. Any thread."""
+        worker = self.workers.get(serial)
+        if worker is not None and self.is_running:
+            self.post(worker)
+        self._news.put(None)
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start another actor. Returns while Ray places it."""
+        with suppress(LoaderClosed):
+            self._start(worker_id)
+            self._watch_placement()
+
+    # The first build --------------------------------------------------------------------------------------------------
+
+    def wait_built(
+        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
+    ) -> tuple[int, float]:
+        """Start the actors, unless that was done. Wait until one of them has built the dataset; see `Fleet`.
+
+        With `on_wait`, also warns if no actor has room. Raises `WorkerDied` if all actors were lost, `WorkerStalled` if
+        none has found room within `placement_timeout`.
+        """
+        self.start_first()
+        steps = [
+            (self._wanted.placement_warning, False, on_wait and self._warn_of_placement),
+            (self._wanted.placement_timeout, False, self._give_up),
+            (patience_s, True, on_wait),
+        ]
+        due = [(after_s, is_of_building, step) for after_s, is_of_building, step in steps if after_s and step]
+        due.sort(key=lambda one: one[0])
+        while (built := self._first_build or self._look()) is None:
+            left_s = due[0][0] + self._began_s - time.monotonic() if due else _MAX_WAIT_S
+            if left_s <= 0:
+                _, is_of_building, step = due.pop(0)
+                if is_of_building == any(worker.process.is_placed for worker in self.workers.values()):
+                    step()
+                continue
+            with suppress(queue.Empty):
+                self._news.get(timeout=min(left_s, _MAX_WAIT_S))
+            self.check_open()
+        self._first_build = built
+        return built[1:]
+
+    def _look(self) -> tuple[ActorHandle | None, int, float] | None:
+        """Return what the first actor that has answered says; None if none has. Its answer stays."""
+        lost: list[tuple[ActorHandle, Failed]] = []
+        for worker in self.workers.values():
+            answer = worker.channel.peek()
+            if isinstance(answer, Answer):
+                build_s = time.monotonic() - self._began_s
+                return worker, self.length_in(memoryview(answer.messages[-1]), _who(worker)), build_s
+            if answer is not None:
+                if not answer.is_lost:
+                    raise answer.error
+                lost.append((worker, answer))
+        if len(lost) == len(self.workers):
+            self._begin_again(lost)
+        return None
+
+    def _begin_again(self, lost: Sequence[tuple[ActorHandle, Failed]]) -> None:
+        """Replace all actors, if their nodes have died before one of them has built the dataset.
+
+        Raises `WorkerDied` if at least one has ended by itself, or this was tried too often.
+        """
+        self._num_begun += 1
+        for worker, answer in lost:
+            worker.process.note_loss(answer.error)
+            if worker.process.has_crashed or self._num_begun > self.options.max_restarts:
+                terms = self.wording.terms
+                raise died(_who(worker), None, f"{terms.build}{told_by_ray(answer.error)}", terms=terms)
+        for worker, _ in lost:
+            self.release(worker)
+            self.start_worker(worker.worker_id)
+
+    # Actors without a place -------------------------------------------------------------------------------------------
+
+    def _warn_of_placement(self) -> None:
+        warn(self._unplaced_text())
+
+    def _give_up(self) -> None:
+        raise WorkerStalled(
+            f"{self._unplaced_text()}, for longer than placement_timeout={self._wanted.placement_timeout:g} s. Ask for "
+            f"less, add nodes, or end what uses the cluster: a loader keeps its actors until it is closed or deleted"
+        )
+
+    def _unplaced_text(self) -> str:
+        """Return how many actors have no place, what they ask for, and what the cluster has."""
+        return (
+            f"{self._num_unplaced()} of {len(self.workers)} Ray actors wait for room. Each asks for "
+            f"{self._wanted.describe_need()}. The cluster has "
+            f"{self._connection.describe(self._wanted.resources or ())}"
+        )
+
+    def _num_unplaced(self, for_s: float = 0.0) -> int:
+        """Return how many actors have had no place for so many seconds."""
+        unplaced = (worker.process for worker in self.workers.values() if not worker.process.is_placed)
+        return sum(time.monotonic() - process.began_s >= for_s for process in unplaced)
+
+    def _watch_placement(self) -> None:
+        """Warn if an actor has no place after a while. Any thread."""
+        limit_s = self._wanted.placement_warning
+        if not self.is_running or limit_s is None or self._placement is not None or not self._num_unplaced():
+            return
+        self._placement = threading.Timer(limit_s, self._look_at_placement, [limit_s])
+        self._placement.name, self._placement.daemon = "swift_loader-placement", True
+        self._placement.start()
+
+    def _look_at_placement(self, limit_s: float) -> None:
+        self._placement = None
+        with suppress(Exception):  # the connection has ended meanwhile
+            if num_late := self._num_unplaced(limit_s):
+                rest = ". The others go on without them" if num_late < len(self.workers) else ""
+                self.note(f"{self._unplaced_text()}{rest}")
+            else:
+                self._watch_placement()
+
+    def explain(self, worker: AnyHandle | None) -> str:
+        """Return what Ray says of an actor's end; without an actor, how many have no place."""
+        if worker is None:
+            return f". {self._unplaced_text()}" if self._num_unplaced() else ""
+        loss = worker.process.loss
+        return "" if loss is None or worker.hang is not None else told_by_ray(loss)
+
+    # Listening --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_inboxes(self) -> int:
+        """The loop's, and one for the thread that takes over while the loop is busy."""
+        return 2
+
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> WorkerInbox:
+        """Return an inbox."""
+        return ActorInbox(self, reader, posted)
+
+    def look_at_connection(self) -> ExecutorFailed | None:
+        """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
+        if self._connection.is_open or not self.is_open or self._payload is None:
+            return None
+        self._drop_payload()  # it is told once
+        return ExecutorFailed(WorkerDied(_DISCONNECTED))
+
+    def listen(self, reader: MessageReader) -> None:
+        """Make the memory in which batches arrive, and the inboxes."""
+        limit = self._connection.store_nbytes() // STORE_SHARE
+        # The store tells of its segments: those that the reader sees are no segments.
+        self._store = ArrivalStore(limit, self.options.limits.max_in_flight + 1, reader.on_segment)
+        for worker in self.workers.values():
+            worker.memory = ActorMemory(self._store)
+        if not self.inboxes:  # of processes beside which there are actors
+            super().listen(reader)
+
+    def run(self) -> None:
+        """Take what has come up to now, which `wait_built` has left: the first build first."""
+        with self.lock:
+            self.check_open()
+            self.is_running = True
+        first = None if self._first_build is None else self._first_build[0]
+        for worker in sorted(self.workers.values(), key=lambda one: one is not first):
+            self.post(worker)
+        self._watch_placement()
+
+    def forget(self, worker: AnyHandle) -> None:
+        """Do nothing: `reap` closes what it sends."""
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def use_generation(self, generation: int) -> None:
+        """Have the actors skip tasks of earlier generations."""
+        super().use_generation(generation)
+        for worker in self.workers.values():
+            worker.process.use_generation(generation)
+
+    def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002 - they follow from the options
+        """Be ready for so many actors. Starts and ends none."""
+        self.options = replace(self.options, num_workers=num_workers)
+        if self._store is not None:
+            self._store.slots.max_free = self.options.limits.max_in_flight + 1
+
+    def reap(self, worker: AnyHandle) -> None:
+        """Say how an actor ended, by an event. It is killed if it lives."""
+        worker.process.close()
+        self.post(Ended(worker.serial, Death(None, bool(worker.tasks) and worker.process.has_crashed)))
+
+    def dismiss(self, worker: AnyHandle) -> None:
+        """End an actor that has nothing left to do."""
+        worker.process.kill()
+
+    def kill(self, worker: AnyHandle) -> None:
+        """End an actor that hangs."""
+        worker.channel.drop_results()
+        worker.process.kill()
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all actors. Idempotent."""
+        with self.lock:
+            self._is_stopped = True
+            workers = list(self.workers.values())
+        for worker in workers:
+            worker.process.kill()
+        self._news.put(None)
+        if (placement := self._placement) is not None:
+            placement.cancel()
+
+    def close_processes(self) -> list[Segment]:
+        """Wait until the actors have ended, at most `END_LIMIT_S`, and drop all references. Idempotent."""
+        placement, self._placement = self._placement, None
+        if placement is not None and placement is not threading.current_thread():
+            placement.cancel()  # again: the last one may have started it after `stop`
+            placement.join()
+        deadline_s = time.monotonic() + END_LIMIT_S
+        for worker in self.workers.values():
+            if self._connection.is_open:
+                worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
+        super().close_processes()
+        self.workers, self._first_build = {}, None
+        self.posted.clear()
+        self._disconnect()
+        return [] if self._store is None else self._store.slots.take_all()
+
+    def _drop_payload(self) -> None:
+        with self._connection.held():
+            self._payload = self._actor_class = self._content = None
+
+    def _disconnect(self) -> None:
+        self._drop_payload()
+        self._connection.close()
+
+
+class MixedFleet(Fleet):
+    """Processes of this machine with ids from 0 on, then actors, in one loader.
+
+    The processes start first, and the loop doesn't wait for the actors, which share the processes' inboxes.
+    """
+
+    def __init__(self, local: Fleet, remote: ActorFleet) -> None:
+        """Own two fleets."""
+        super().__init__(local.spec, remote.options, local.wording)
+        self.local = local
+        self.remote = remote
+        self.datasets = remote.datasets = local.datasets
+        self.inboxes = remote.inboxes = local.inboxes
+        self.posted = remote.posted = local.posted
+
+    def _of(self, worker: AnyHandle) -> Fleet:
+        return self.remote if worker.serial >= FIRST_SERIAL else self.local
+
+    def get(self, serial: int) -> Any:
+        """Return the handle of a worker; None if it is gone."""
+        return (self.remote if serial >= FIRST_SERIAL else self.local).get(serial)
+
+    @property
+    def notice(self) -> str:
+        """As of the processes."""
+        return self.local.notice
+
+    @property
+    def is_open(self) -> bool:
+        """Whether workers may start."""
+        return self.local.is_open
+
+    def start_first(self) -> None:
+        """Start the process that builds the dataset first. The actors start with the loader."""
+        self.local.start_first()
+
+    def start_ahead(self) -> None:
+        """Start the actors first, because that may fail at once."""
+        self.remote.start_first()
+        self.local.start_ahead()
+        self.definitions = self.local.definitions  # all workers got the same
+
+    def wait_built(
+        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
+    ) -> tuple[int, float]:
+        """Wait until a process here has built the dataset."""
+        return self.local.wait_built(on_wait, patience_s)
+
+    def ask_for_stacks(self) -> str:
+        """Return the Python stacks of that process."""
+        return self.local.ask_for_stacks()
+
+    def is_current(self) -> bool:
+        """Return whether another start would build the same."""
+        return self.local.is_current()
+
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> WorkerInbox:
+        """Return one of the processes."""
+        return self.local.make_inbox(reader, posted)
+
+    def listen(self, reader: MessageReader) -> None:
+        """Make the inboxes of the processes."""
+        self.local.listen(reader)
+        self.remote.listen(reader)
+
+    def run(self) -> None:
+        """Start the processes, then listen to the actors, too."""
+        self.remote.note = self.note
+        self.local.run()
+        self.remote.run()
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start a process or an actor."""
+        (self.local if worker_id < self.options.num_local else self.remote).start_worker(worker_id)
+
+    def forget(self, worker: AnyHandle) -> None:
+        """Stop listening to a worker."""
+        self._of(worker).forget(worker)
+
+    def processes(self) -> Sequence[HandledProcess]:
+        """Return the processes here, then the actors."""
+        return [*self.local.processes(), *self.remote.processes()]
+
+    def use_generation(self, generation: int) -> None:
+        """Have the actors skip tasks of earlier generations."""
+        self.remote.use_generation(generation)
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Be ready for so many workers in all: the first ones are processes."""
+        self.options = replace(self.options, num_workers=num_workers)
+        self.local.resize(min(num_workers, self.options.num_local), limits)
+        self.remote.resize(num_workers, limits)
+
+    def reap(self, worker: AnyHandle) -> None:
+        """Find out how a worker ended."""
+        self._of(worker).reap(worker)
+
+    def dismiss(self, worker: AnyHandle) -> None:
+        """Have a worker end that has nothing left to do."""
+        self._of(worker).dismiss(worker)
+
+    def kill(self, worker: AnyHandle) -> None:
+        """End a worker that hangs."""
+        self._of(worker).kill(worker)
+
+    def release(self, worker: AnyHandle) -> list[Segment]:
+        """Close a worker that was reaped."""
+        return self._of(worker).release(worker)
+
+    def replace_template(self) -> None:
+        """Replace the template of the processes."""
+        self.local.replace_template()
+
+    def explain(self, worker: AnyHandle | None) -> str:
+        """Return what Ray says."""
+        return "" if worker is None else self._of(worker).explain(worker)
+
+    def stop(self) -> None:
+        """Stop all workers."""
+        try:
+            self.local.stop()
+        finally:
+            self.remote.stop()
+
+    def close_processes(self) -> list[Segment]:
+        """Close all handles."""
+        return [*self.remote.close_processes(), *self.local.close_processes()]
+
+
+def _who(worker: ActorHandle) -> str:
+    """Return which actor it is, for messages before the loader has started."""
+    return f"the first worker ({worker.place})"
