@@ -16,7 +16,7 @@ from swift_loader.executors.crew import CrewExecutor, CrewWorker, Mailbox, Post,
 from swift_loader.executors.process.deaths import attached
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.messages import Event, Ready, Send, Stall
+from swift_loader.scheduler.messages import Ready, Send, Stall
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
 from swift_loader.threads import LoaderThread
@@ -163,7 +163,7 @@ the same time."""
 class CallThread(WorkerThread):
     """A thread that does one task at a time."""
 
-    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox[Event], name: str, job: Job) -> None:
+    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox, name: str, job: Job) -> None:
         super().__init__(serial, worker_id, mailbox, f"{name}-{serial}")
         self._job = job
 
@@ -178,7 +178,7 @@ class CallCoroutine(CrewWorker):
     """A coroutine for each task, one at a time."""
 
     def __init__(
-        self, serial: int, worker_id: int, mailbox: Mailbox[Event], loop: asyncio.AbstractEventLoop, job: Job
+        self, serial: int, worker_id: int, mailbox: Mailbox, loop: asyncio.AbstractEventLoop, job: Job
     ) -> None:
         """Begin nothing. The loop runs in another thread; whoever has it waits for the coroutines."""
         super().__init__(serial, worker_id, mailbox)

@@ -48,17 +48,14 @@ from swift_loader.threads import LoaderThread
 # The loop's thread and one other take turns to lead, so there are two inboxes over one deque. Any thread may post. No
 # lock is held in Python code, so a signal handler may interrupt `wait` anywhere.
 
-Item = TypeVar("Item")
-"""What is posted: events, or what an inbox turns into events."""
-
 _MAX_WAIT_S = 1e6
 """A lock can't be waited for much longer. A caller that waits longer calls again."""
 
 
-class ThreadInbox(Generic[Item]):
+class ThreadInbox:
     """One end of a mailbox. One thread at a time uses it."""
 
-    def __init__(self, events: deque[Item]) -> None:
+    def __init__(self, events: deque[Event]) -> None:
         """Return these events, in the order in which they were posted."""
         self.interrupt: Exception | None = None
         self.is_taking_in = False
@@ -77,7 +74,7 @@ class ThreadInbox(Generic[Item]):
         if self._bell.empty():
             self._bell.put(None)
 
-    def wait(self, timeout_s: float | None = None) -> list[Item]:
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what was posted; see `executors.base.Inbox.wait`."""
         limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_WAIT_S)
         while not self._events and not self._is_woken:
@@ -85,7 +82,7 @@ class ThreadInbox(Generic[Item]):
                 break
         self._silence()
         self.is_taking_in = bool(self._events)
-        events: list[Item] = []
+        events: list[Event] = []
         while self._events:
             events.append(self._events.popleft())
         return events
@@ -123,24 +120,20 @@ class ThreadInbox(Generic[Item]):
         self._is_woken = False
 
 
-class Mailbox(Generic[Item]):
+class Mailbox:
     """The events of all worker threads of a loader."""
 
     def __init__(self) -> None:
-        self._events: deque[Item] = deque()
-        self.of_loop: ThreadInbox[Item] = ThreadInbox(self._events)
-        self.of_receiver: ThreadInbox[Item] = ThreadInbox(self._events)
+        self._events: deque[Event] = deque()
+        self.of_loop = ThreadInbox(self._events)
+        self.of_receiver = ThreadInbox(self._events)
         """For the thread that leads while the loop is busy."""
 
-    def post(self, events: Iterable[Item]) -> None:
+    def post(self, events: Iterable[Event]) -> None:
         """Add events. Any thread."""
         self._events.extend(events)
         self.of_loop.ring()
         self.of_receiver.ring()
-
-    def clear(self) -> None:
-        """Forget what nobody has taken."""
-        self._events.clear()
 
 
 # The workers ----------------------------------------------------------------------------------------------------------
@@ -158,7 +151,7 @@ Post = Callable[[Iterable[Event]], None]
 class CrewWorker:
     """One worker. The executor calls its methods; a subclass says where it does its tasks."""
 
-    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox[Event]) -> None:
+    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox) -> None:
         """Make a worker that isn't started.
 
         `serial`: unique among all workers of the executor. `worker_id`: which of the n workers it is, from 0.
@@ -212,7 +205,7 @@ class CrewWorker:
 class WorkerThread(CrewWorker):
     """A thread that does its tasks. It blocks for tasks only. A subclass has `serve`, which takes them from `tasks`."""
 
-    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox[Event], name: str) -> None:
+    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox, name: str) -> None:
         super().__init__(serial, worker_id, mailbox)
         self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """None: stop."""
@@ -282,7 +275,7 @@ class CrewExecutor(Generic[AWorker]):
         """Make an executor that isn't started. `leaves_stalled_out`: as in `SchedulerSettings`."""
         self.owner = ProcessOwner()
         """A fork of it has none of the workers."""
-        self.mailbox = Mailbox[Event]()
+        self.mailbox = Mailbox()
         self.inboxes: Sequence[Inbox] = [self.mailbox.of_loop, self.mailbox.of_receiver]
         """One thread takes over while the loop is busy, and sends the next tasks."""
         self._leaves_stalled_out = leaves_stalled_out

@@ -12,19 +12,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.memory import ReturnedSlots
+from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.scheduler.delivery import Lease
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
 from swift_loader.transport.counters import CounterReader
-from swift_loader.transport.messages import Batch, BuildReport, Frame, Hung, Identity, NewPlan, Ready, SegmentMade
+from swift_loader.transport.messages import BuildReport, Frame, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.torch_worker import Resume
@@ -85,41 +81,6 @@ class SendingChannel(Protocol):
 
     def close(self) -> None:
         """Close this end. Idempotent."""
-        ...
-
-
-class BatchMemory(Protocol):
-    """The memory in which the batches of one worker arrive."""
-
-    max_segments: int
-    """How many segments the worker needs if the user keeps no batch."""
-
-    def add(self, slot: int, segment: Segment) -> None:
-        """Add a segment that the worker announced."""
-        ...
-
-    def drop(self, slot: int) -> None:
-        """Unmap a segment that the worker doesn't use any more."""
-        ...
-
-    def segment_of(self, batch: Batch) -> Segment | None:
-        """Return the segment that a batch is in. None if it is in none."""
-        ...
-
-    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Lease | None]:
-        """Return the memory of a batch, which is the batch's as long as a view of it exists, and its lease."""
-        ...
-
-    def discard(self, batch: Batch) -> None:
-        """Free the memory of a batch that nobody needs any more."""
-        ...
-
-    def take_returned(self) -> ReturnedSlots:
-        """Return the slots that have come back since the last call, as far as one task can name them."""
-        ...
-
-    def take_segments(self) -> list[Segment]:
-        """Return all segments and forget them. Batches that the user keeps stay valid."""
         ...
 
 
@@ -195,7 +156,7 @@ class Handle(Generic[AChannel, AProcess]):
         serial: int,
         channel: AChannel,
         process: AProcess,
-        memory: BatchMemory,
+        memory: WorkerMemory,
     ) -> None:
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""

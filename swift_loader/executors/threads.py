@@ -56,7 +56,7 @@ _NAMES = ("random", "numpy.random", "torch's default generator")
 class DrawWatch:
     """Warns once. All worker threads of a loader use it."""
 
-    def __init__(self, inbox: ThreadInbox[Event], note: Callable[[str], None]) -> None:
+    def __init__(self, inbox: ThreadInbox, note: Callable[[str], None]) -> None:
         """Begin to watch. Call it on the loop's thread. `inbox` knows whether that thread blocks.
 
         `note` gets the warning, on any thread.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.process.memory import ReturnedSlots
+from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.delivery import Lease
 from swift_loader.transport.messages import NO_SLOT, Batch
@@ -122,13 +122,11 @@ def _writable_store_at(address: int) -> tuple[int, int] | None:
     return None
 
 
-class ActorMemory:
-    """The memory of one actor's batches. See `executors.handle.BatchMemory`."""
-
-    max_segments = 0
-    """It has no segments."""
+class ActorMemory(WorkerMemory):
+    """The memory of one actor's batches. It has no segments: an actor writes to its own as soon as Ray has a batch."""
 
     def __init__(self, store: ArrivalStore) -> None:
+        super().__init__(max_segments=0)
         self._store = store
         self._arrived: NDArray[np.uint8] | None = None
 
@@ -156,14 +154,6 @@ class ActorMemory:
     def add(self, slot: int, segment: Segment) -> None:
         """Raise: actors have no segments."""
         raise ProtocolError(f"an actor announced segment {slot} of {segment.nbytes} bytes, but actors have none")
-
-    def drop(self, slot: int) -> None:
-        """Raise: actors have no segments."""
-        raise ProtocolError(f"an actor retired slot {slot}, but actors have none")
-
-    def take_returned(self) -> ReturnedSlots:
-        """Return none: an actor reuses its memory as soon as the batch is in the object store."""
-        return ReturnedSlots([], [], [])
 
     def take_segments(self) -> list[Segment]:
         """Return none, and forget what has arrived."""
