@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -28,52 +27,6 @@ END_LIMIT_S = 2.0
 _NAME = "event-loop"
 
 
-class _LoopState(Enum):
-    """RUNNING ─run─► ENDED, or RUNNING ─join─► LEFT ─run─► ENDED."""
-
-    RUNNING = "running"
-    LEFT = "left"
-    """Nobody waits for it any more, so it closes the loop."""
-    ENDED = "ended"
-
-
-class _LoopThread:
-    """Runs an event loop until that is stopped."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread."""
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._state = _LoopState.RUNNING
-        self._thread = LoaderThread(self._run, _NAME)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            asyncio.set_event_loop(None)
-            with self._lock:
-                is_left, self._state = self._state is _LoopState.LEFT, _LoopState.ENDED
-            if is_left:
-                _end(self._loop)
-
-    def join(self, limit_s: float) -> bool:
-        """Wait until the thread has ended. If that takes longer than `limit_s`, leave the loop to it. Return which."""
-        self._thread.join(limit_s)
-        with self._lock:
-            if self._state is _LoopState.RUNNING:
-                self._state = _LoopState.LEFT
-            return self._state is _LoopState.ENDED
-
-
-class _Owner(Enum):
-    HERE = "here"
-    GONE = "gone"
-    """The last user frees the loop."""
-
-
 class CoroutineLoop:
     """An event loop that runs in a thread while somebody uses it.
 
@@ -84,10 +37,14 @@ class CoroutineLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: _LoopThread | None = None
+        """What the next user gets."""
+        self._thread: LoaderThread | None = None
+        self._running: set[asyncio.AbstractEventLoop] = set()
+        """A thread runs these."""
         self._num_users = 0
         self._maker = ProcessOwner()
-        self._owner = _Owner.HERE
+        self._is_closed = False
+        """Whether the last user frees the loop."""
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Use the loop. The first user starts the thread. Each calls `leave` once."""
@@ -96,8 +53,23 @@ class CoroutineLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
             if self._thread is None:
-                self._thread = _LoopThread(self._loop)
+                thread = LoaderThread(self._run, _NAME, self._loop)
+                thread.start()
+                self._thread = thread
+                self._running.add(self._loop)
             return self._loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            with self._lock:
+                self._running.discard(loop)
+                is_left = self._loop is not loop
+            if is_left:
+                _end(loop)
 
     def leave(self, limit_s: float) -> None:
         """Use the loop no more. The last user cancels what still runs, and waits for the thread, at most `limit_s`."""
@@ -108,12 +80,12 @@ class CoroutineLoop:
             loop, thread, self._thread = self._loop, self._thread, None
         assert loop is not None
         assert thread is not None
-        call_soon(loop, lambda: _cancel_all(loop))
-        has_ended = thread.join(limit_s)
+        call_soon(loop, partial(_cancel_all, loop))
+        thread.join(limit_s)
         with self._lock:
-            if not has_ended:  # a coroutine blocks it: the next user gets another one
+            if loop in self._running:  # a coroutine blocks it: its thread ends it then, and the next user gets another
                 self._loop = None
-            elif self._owner is _Owner.GONE:
+            elif self._is_closed:
                 self._free()
 
     def close(self) -> None:
@@ -121,7 +93,7 @@ class CoroutineLoop:
         if not self._maker.is_here():
             return
         with self._lock:
-            self._owner = _Owner.GONE
+            self._is_closed = True
             self._free()
 
     def _free(self) -> None:

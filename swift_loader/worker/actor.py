@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -62,16 +61,10 @@ class Payload(NamedTuple):
     layout: bytes
     """A `PayloadLayout`, packed."""
     memory: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What an actor takes over from the trainer, as far as its node has it."""
-
     path: tuple[str, ...]
-    """The import path."""
+    """The trainer's import path, as far as the node has it."""
     directory: str | None
-    """The working directory. None: Ray's choice stays."""
+    """The trainer's working directory. None: Ray's choice stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +75,6 @@ class Location:
     host: str
     machine: str
     """As from `machine_id`."""
-    clock_ns: int
-    """Its `time.perf_counter_ns`."""
 
 
 def machine_id() -> str:
@@ -117,15 +108,15 @@ class BatchActor:
 
     def introduce(self) -> Location:
         """Return where it runs. The first call: its answer says that Ray has placed the actor."""
-        return Location(os.getpid(), socket.gethostname(), machine_id(), time.perf_counter_ns())
+        return Location(os.getpid(), socket.gethostname(), machine_id())
 
-    def start(self, payload: Payload, serial: int, identity: Identity | None, around: Surroundings) -> Answer:
+    def start(self, payload: Payload, serial: int, identity: Identity | None) -> Answer:
         """Build the dataset. Answers READY or FAILURE.
 
         `identity`: which of the n workers it is, for a dataset that must know.
         """
         self._thread_id = threading.get_ident()
-        _settle(around)
+        _settle(payload)
         layout = PayloadLayout.unpack(unpack_frame(memoryview(payload.layout)))
         memory = np.array(payload.memory)  # a dataset may write to its arrays, and other actors read the payload
         environment = read_environment(layout, memory)
@@ -195,10 +186,10 @@ class BatchActor:
         self._end.wait()
 
 
-def _settle(around: Surroundings) -> None:
-    sys.path.extend(entry for entry in around.path if entry not in sys.path and Path(entry).exists())
-    if around.directory is not None and Path(around.directory).is_dir():
-        os.chdir(around.directory)
+def _settle(payload: Payload) -> None:
+    sys.path.extend(entry for entry in payload.path if entry not in sys.path and Path(entry).exists())
+    if payload.directory is not None and Path(payload.directory).is_dir():
+        os.chdir(payload.directory)
 
 
 class _CallChannel:

@@ -35,7 +35,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
+from swift_loader.worker.actor import Answer, BatchActor, Payload
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
@@ -120,7 +120,9 @@ class ActorFleet(Fleet):
                     if not is_open:
                         raise LoaderClosed(_DISCONNECTED)
                     self._content = layout, memory
-                    self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
+                    directory = None if "working_dir" in (self._wanted.runtime_env or {}) else working_directory()
+                    payload = Payload(layout.pack(), memory, import_path(), directory)
+                    self._payload = self._connection.ray.put(payload)
                     self._actor_class = self._make_class()
                 self._began_s = time.monotonic()
                 for worker_id in range(self.options.num_local, self.options.num_workers):
@@ -169,11 +171,9 @@ class ActorFleet(Fleet):
                 raise LoaderClosed(_DISCONNECTED)
             serial, self.num_started = self.num_started, self.num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
-            has_own_folder = "working_dir" in (self._wanted.runtime_env or {})
-            around = Surroundings(import_path(), None if has_own_folder else working_directory())
             actor = self._actor_class.remote()
             process = Actor(self._connection, actor, partial(self._announce, serial))
-            process.begin(actor.start.remote(self._payload, serial, identity, around))
+            process.begin(actor.start.remote(self._payload, serial, identity))
             memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
             self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
             if self.generation:
