@@ -74,8 +74,7 @@ if TYPE_CHECKING:
     from swift_loader.loader import SwiftLoader
     from swift_loader.ray_executor import RayExecutor
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
-    from swift_loader.samplers.sharded import distributed
-    from swift_loader.samplers.shuffle import ShuffleBatchSampler, ShuffleSampler
+    from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.worker.seeding import sample_rng
     from swift_loader.worker.stream import Stateful
@@ -124,8 +123,8 @@ _HOMES = {
     "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
     "RayExecutor": "swift_loader.ray_executor",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
-    "ShuffleBatchSampler": "swift_loader.samplers.shuffle",
-    "ShuffleSampler": "swift_loader.samplers.shuffle",
+    "ShuffleBatchSampler": "swift_loader.samplers.sharded",
+    "ShuffleSampler": "swift_loader.samplers.sharded",
     "Stateful": "swift_loader.worker.stream",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",

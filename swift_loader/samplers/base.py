@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -12,9 +12,9 @@ from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks
-from swift_loader.samplers.passes import Passes
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, shown
 from swift_loader.sampling.plan import MAX_EPOCH
+from swift_loader.sampling.run import Pass, Passes
 
 _Item = TypeVar("_Item")
 
@@ -25,7 +25,7 @@ VERSION = 1
 class ResumableSampler(DistributedSampler[_Item]):
     """One rank's part of each epoch. It is a `DistributedSampler`, so that frameworks don't split it again.
 
-    A subclass yields the items of a pass in `__iter__`. It begins the pass with `_passes` and advances it.
+    A subclass yields the items of a pass in `_rest`, and advances the pass.
     """
 
     def __init__(self, ranks: Ranks, seed: int | None, *, is_seed_used: bool = True) -> None:
@@ -38,6 +38,16 @@ class ResumableSampler(DistributedSampler[_Item]):
         """Of the sampler that a state belongs to."""
         self._facts: dict[str, int] = {}
         """What else the order depends on. A state with others is refused."""
+
+    def __iter__(self) -> Iterator[_Item]:
+        """Yield the items of the next pass, or the rest of a saved one. It begins with the first `next`."""
+        this = self._passes.begin()
+        yield from self._rest(this)
+        this.end()
+
+    def _rest(self, this: Pass) -> Iterator[_Item]:
+        """Yield what is left of a pass on this rank, and advance it."""
+        raise NotImplementedError
 
     @property
     def epoch(self) -> int:

@@ -20,9 +20,9 @@ from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.errors import warn
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
-from swift_loader.samplers.passes import Shard
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Uneven
+from swift_loader.sampling.run import Pass, Shard
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
 Indices = NDArray[np.int64]
@@ -185,17 +185,15 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         self._made: tuple[int, int, Batches] | None = None
         """Seed and epoch of the batches that were made last, and these."""
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of the next pass, or the rest of a saved one. It begins with the first `next`."""
-        this, shard = self._passes.begin(), self._shard
-        batches = self._batches(this.epoch)
+    def _rest(self, this: Pass) -> Iterator[list[int]]:
+        shard, batches = self._shard, self._batches(this.epoch)
         position, num_batches = this.position, len(batches)
         while (picked := shard.pick(num_batches - position)) is not None:
             number, is_last = position + picked, shard.is_last(num_batches - position)
             position = num_batches if is_last else min(num_batches, position + shard.world_size)
             this.advance(position, at_end=is_last)
             yield batches[number]
-        this.advance(num_batches, at_end=True)
+        this.advance(num_batches, at_end=True)  # the last ones of an uneven epoch aren't drawn
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the whole epoch `epoch`. It may differ from epoch to epoch."""

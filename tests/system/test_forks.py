@@ -388,3 +388,46 @@ def test_a_fork_while_an_interpreter_is_started_holds_nothing_up(tmp_path: Path)
     if not hasattr(subprocess, "_fork_exec"):
         pytest.skip("this Python starts processes in another way")
     assert run_script(code, folder=tmp_path) == "10 1\n"
+
+
+STAGES = """
+import asyncio, gc, os, sys, warnings
+from swift_loader.pipeline import Pipeline
+
+warnings.simplefilter("ignore", DeprecationWarning)
+warnings.simplefilter("error", ResourceWarning)
+
+def forked(what):
+    pid = os.fork()
+    if pid == 0:
+        what()
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+
+async def loop_of(number):
+    return asyncio.get_running_loop()
+
+def drop():
+    global pipeline
+    del pipeline
+    gc.collect()
+
+def epoch():
+    got = list(pipeline)
+    assert len(got) == 8
+    return set(map(id, got))
+
+pipeline = Pipeline(range(8), continuous=True).map(loop_of, concurrency=2)
+loops = epoch()
+{body}
+assert epoch() == loops
+pipeline.close()
+print("all")
+"""
+
+
+@pytest.mark.parametrize("deed", ["forked(drop)", "forked(pipeline.close)", "forked(epoch)", "forked(lambda: None)"])
+def test_a_fork_that_does_this_leaves_the_stages_alone(deed: str, tmp_path: Path) -> None:
+    """They keep their threads, and the event loop that the user's sessions belong to."""
+    assert run_script(STAGES.format(body=deed), via="-c", folder=tmp_path) == "all\n"

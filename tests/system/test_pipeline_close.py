@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from swift_loader import LoaderClosed
 from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline.run import close_together
 from tests.support.helpers import wait_until
-from tests.support.stage_functions import hanging_at
+from tests.support.stage_functions import AsyncNumbers, hanging_at, plus_one
 
 NUM = 40
 
@@ -94,3 +94,28 @@ def test_all_are_closed_even_if_one_fails(is_ending: bool, monkeypatch: pytest.M
     with pytest.raises(ValueError, match="9 is not in list"):
         close_together(closes, time.monotonic() + 5.0)
     assert sorted(closed) == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["merged", "async"])
+def test_what_is_pulled_first_after_the_pipeline_was_closed_leaves_no_thread(
+    what: str, released: threading.Event
+) -> None:
+    begun = threading.Event()
+
+    def nothing() -> Iterator[int]:
+        begun.set()
+        released.wait(60)
+        yield from ()
+
+    numbers = Pipeline(range(NUM))
+    late = numbers.merge(numbers, output_order="completion") if what == "merged" else Pipeline(AsyncNumbers(NUM))
+    pipeline = Pipeline(nothing()).merge(late).map(plus_one)
+    closing = threading.Timer(0.5, released.set)
+
+    def hangs() -> bool:
+        if begun.is_set():
+            closing.start()
+        return begun.is_set()
+
+    close_once(pipeline, hangs)
+    closing.join()
