@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from swift_loader.device.pinning import CudaRegistry, Registry
+from swift_loader.device.pinning import CudaRegistry
 
 _CALIBRATION_CYCLES = 20_000_000
 """About 10 ms."""
@@ -46,7 +46,7 @@ class Accelerator(Protocol):
         """Return `(nbytes,) uint8` in memory that torch has page-locked."""
         ...
 
-    def registry(self) -> Registry:
+    def registry(self) -> CudaRegistry:
         """Return what page-locks other memory."""
         ...
 
@@ -101,7 +101,7 @@ class Gpu:
         """Return memory of torch's own page-locking allocator."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def registry(self) -> Registry:
+    def registry(self) -> CudaRegistry:
         """Return the runtime's."""
         return CudaRegistry(self.device)
 
@@ -139,12 +139,15 @@ class Cpu:
         """Return ordinary memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def registry(self) -> Registry:
+    def registry(self) -> CudaRegistry:
         """Return one that page-locks nothing."""
         return _NoRegistry()
 
 
-class _NoRegistry:
+class _NoRegistry(CudaRegistry):
+    def __init__(self) -> None:
+        pass
+
     def register(self, address: int, nbytes: int) -> str:  # noqa: ARG002
         """Find nothing wrong."""
         return ""
