@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 from swift_loader import DataLoader, EncodeError
 from tests.support.datasets import identity
-from tests.support.helpers import LIKE_A_FORK, exhaustive, slow
+from tests.support.helpers import LIKE_A_FORK, exhaustive, loader_processes, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -177,6 +177,29 @@ def test_the_workers_of_an_epoch_write_where_those_before_them_did_but_not_to_wh
     del batch, batches, kept
     assert os.waitpid(child, 0)[1] == 0
     assert len(os.listdir("/proc/self/fd")) <= num_open
+
+
+def test_break_starts_no_new_workers() -> None:
+    loader, seen = make(num_workers=1), []
+    for _ in range(3):
+        for _ in loader:
+            break
+        seen.append({process.pid for process in loader_processes()})
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_workers_that_persist_keep_their_seed_after_break() -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = make(num_workers=1, persistent_workers=True, generator=generator)
+    for _ in loader:
+        break
+    state = generator.get_state()
+    first = iter(loader)
+    assert torch.equal(generator.get_state(), state)
+    second = iter(loader)
+    assert torch.equal(generator.get_state(), state)
+    assert len(list(second)) == 12
+    assert list(first) == []
 
 
 class Keyed:

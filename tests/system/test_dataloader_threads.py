@@ -23,6 +23,7 @@ from tests.support.datasets import identity
 from tests.support.helpers import exhaustive_unless, wait_until
 from tests.support.resumable import SAMPLED, STREAMS, Drawing, Remembering
 from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, fail, numbers, worker_threads
+from tests.system.test_thread_workers import described
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -93,17 +94,6 @@ def test_batches_have_the_bytes_of_those_of_processes(dataset: Any, options: dic
         loader = DataLoader(dataset(), num_workers=num_workers, **own)
         found.append([repr(described(batch)) for _ in range(2) for batch in loader])
     assert found == [found[0]] * 3
-
-
-def described(thing: Any) -> Any:
-    """Return types, dtypes and values."""
-    if isinstance(thing, torch.Tensor):
-        return thing.dtype, thing.stride(), thing.tolist()
-    if isinstance(thing, np.ndarray):
-        return thing.dtype.str, thing.flags.writeable, thing.tolist()
-    if isinstance(thing, dict):
-        return {name: described(value) for name, value in thing.items()}
-    return type(thing), list(map(described, thing)) if isinstance(thing, list) else thing
 
 
 def test_what_is_built_ahead_is_bounded() -> None:

@@ -307,22 +307,19 @@ def test_a_failure_tells_all_there_is_to_know(workers: int, on_error: str) -> No
 
 
 @WORKERS
+@pytest.mark.parametrize(
+    ("deed", "text"),
+    [("unbuildable", "tests.support.datasets.UnbuildableError: 1 and 2"), ("stop-iteration", "StopIteration")],
+)
 @pytest.mark.usefixtures("quiet")
-def test_an_exception_that_cannot_be_rebuilt_is_told_as_text(workers: int) -> None:
-    with failing(workers=workers, kwargs={"deed": "unbuildable"}) as loader:
+def test_an_exception_that_cannot_be_raised_is_told_as_text(workers: int, deed: str, text: str) -> None:
+    with failing(workers=workers, kwargs={"deed": deed}) as loader:
         assert ids_of(loader) == without([13])
         (failure,) = loader.failures
-    assert isinstance(failure.exception, WorkerError)
-    assert "tests.support.datasets.UnbuildableError: 1 and 2" in str(failure.exception)
-    assert failure.reason == "tests.support.datasets.UnbuildableError: 1 and 2"
-
-
-@WORKERS
-@pytest.mark.usefixtures("quiet")
-def test_stop_iteration_is_a_failure_and_ends_nothing(workers: int) -> None:
-    with failing(workers=workers, kwargs={"deed": "stop-iteration"}) as loader:
-        assert ids_of(loader) == without([13])
-        assert "StopIteration" in str(loader.failures[0].exception)
+    assert text in str(failure.exception)
+    if deed == "unbuildable":
+        assert isinstance(failure.exception, WorkerError)
+        assert failure.reason == text
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])

@@ -111,25 +111,19 @@ def test_idle_processes_that_are_killed_are_replaced(victims: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize("multithread", [True, False])
-def test_who_dies_between_two_epochs_is_replaced_before_the_loop_is_back(multithread: bool) -> None:
-    options: dict[str, Any] = {"kwargs": {"num_samples": 1000}, "shuffle": False, "multithread": multithread}
-    with make_loader(datasets.Counting, **options) as loader:
-        for _ in range(3):
-            assert ids_of(loader) == list(range(1000))  # a loop that is back at once, until it has the last batch
-            kill_and_wait_until_it_is_replaced()
-
-
-@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("multithread", [True, False])
-def test_who_dies_while_a_quick_loop_stays_away_is_replaced_before_it_is_back(multithread: bool) -> None:
+def test_who_dies_while_a_quick_loop_stays_away_or_between_epochs_is_replaced_before_it_is_back(
+    multithread: bool,
+) -> None:
     options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "shuffle": False, "multithread": multithread}
     with make_loader(datasets.Counting, **options) as loader:
-        got = []
-        for step, batch in enumerate(loader):
-            got.append(batch)
-            if step in (200, 400):
-                kill_and_wait_until_it_is_replaced()
-        assert ids_of(got) == list(range(4000))
+        for away_at in ((200, 400), ()):
+            got = []
+            for step, batch in enumerate(loader):
+                got.append(batch)
+                if step in away_at:
+                    kill_and_wait_until_it_is_replaced()
+            assert ids_of(got) == list(range(4000))
+            kill_and_wait_until_it_is_replaced()
 
 
 @pytest.mark.slow

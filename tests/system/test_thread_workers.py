@@ -27,15 +27,12 @@ from swift_loader import (
 )
 from tests.support import datasets
 from tests.support.helpers import ROOT, exhaustive, going_on_when_told, ids_of, make_loader, wait_until
+from tests.system.test_dataloader_faults import worker_threads
 from tests.system.test_faults import prefix_then_error
 
 
 def thread_loader(dataset_class: Any, **options: Any) -> SwiftLoader:
     return make_loader(dataset_class, worker_type="thread", **options)
-
-
-def worker_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("swift_loader-worker")]
 
 
 class Varied(datasets.Counting):
