@@ -48,6 +48,8 @@ class SampleCheck(NamedTuple):
     checksums: Checksums = ()
     draws: bool = False
     """Whether they drew from the global random generators. If so, each sample is seeded, from the first batch on."""
+    slow_fork: int = 0
+    """The pid of the fork that takes too long for them, which the caller reaps. 0: there is none."""
 
 
 def chosen_indices(num_samples: int) -> list[int]:
@@ -88,8 +90,8 @@ def check_samples(dataset: Any, indices: Sequence[int], definitions: Definitions
 def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> SampleCheck:
     """Look at the samples in a fork, so that a sample that opens a file or kills the process does no harm here.
 
-    If the fork takes too long, this returns an empty result. The fork isn't killed, because its sample may be writing a
-    file. It ends by itself after that sample.
+    If the fork takes too long, the result only names it. It isn't killed, because its sample may be writing a file. It
+    ends by itself after that sample.
     """
     parent = os.getpid()
     receive, send = os.pipe()
@@ -99,7 +101,7 @@ def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Def
         try:
             die_with_parent(parent)
             lead_group()
-            checksums, draws = check_samples(dataset, indices, definitions)
+            checksums, draws, _ = check_samples(dataset, indices, definitions)
             os.write(send, np.array([draws, *chain.from_iterable(checksums)], np.uint64).tobytes())
         finally:
             os._exit(0)
@@ -115,6 +117,8 @@ def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Def
         if is_done:
             end_group(pid)
             os.waitpid(pid, 0)
+    if not is_done:
+        return SampleCheck(slow_fork=pid)
     draws, *numbers = np.frombuffer(data, np.uint64).tolist() or [0]
     return SampleCheck(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws))
 

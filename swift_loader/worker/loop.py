@@ -258,6 +258,8 @@ class DatasetBuilder:
         self.definitions = Definitions()
         self.is_shared = False
         """Whether workers share the template's dataset. The template sets it."""
+        self.slow_fork = 0
+        """See `SampleCheck`. The template reaps it."""
 
     @property
     def spec(self) -> WorkerSpec:
@@ -307,7 +309,7 @@ class DatasetBuilder:
         if not chosen:
             return self.report_length()
         sample_check = look(self._dataset, chosen, self.definitions)
-        self._draws = sample_check.draws
+        self._draws, self.slow_fork = sample_check.draws, sample_check.slow_fork
         return report(self._num_samples, sample_check.checksums)
 
     def report_length(self) -> BuildReport:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,19 +22,17 @@ from functools import partial
 from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import unpack_frame
-from swift_loader.transport.template_messages import Blank, Exited, Forked, Refused, Warmed
+from swift_loader.transport.messages import Frame
+from swift_loader.transport.template_messages import Blank, Refused, Warmed
 from swift_loader.worker.process import (
     ForkHazards,
     StackDumper,
     die_with_parent,
-    end_group,
-    flush_streams,
     importing,
     lead_group,
     run_and_exit,
 )
-from swift_loader.worker.template import be_template, open_standard_streams, reset_signals
+from swift_loader.worker.template import ForkServer, be_template, open_standard_streams, reset_signals
 from swift_loader.worker.torch_worker import set_num_threads
 
 # Tells whether the source of an imported module has changed, as in a notebook that reloads modules as they are edited.
@@ -96,44 +93,23 @@ def _be_root(channel: Channel) -> int:
     return 0
 
 
-class _Root:
-    """Imports modules, forks templates, reaps them, and reports how they ended."""
+class _Root(ForkServer):
+    """Imports modules, and forks templates."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._stamps = SourceStamps()
-        self._children: dict[int, tuple[int, int]] = {}
-        """pidfd -> (serial number, pid)"""
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
 
-    def serve(self) -> None:
-        """Handle requests and exits of templates.
-
-        Return when no template is left, after the trainer has hung up or a request was refused.
-        """
-        is_wanted = True
-        while is_wanted or self._children:
-            for descriptor, _ in self._poll.poll():
-                if descriptor in self._children:
-                    self._reap(descriptor)
-                elif is_wanted and not self._take_request():
-                    is_wanted = False
-                    self._poll.unregister(self._channel.fileno())
-
-    def _take_request(self) -> bool:
-        received = self._channel.receive()
-        if received is None:
-            return False
-        request = Blank.unpack(unpack_frame(received.data))
-        channels = [Channel.from_descriptor(descriptor) for descriptor in received.descriptors]
+    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
+        request = Blank.unpack(frame)
+        channels = [Channel.from_descriptor(descriptor) for descriptor in descriptors]
         is_stale = self._stamps.are_stale()
         reason = "the source of a module has changed" if is_stale else self._import(request.modules, channels)
         if reason:
             self._channel.send(Refused(request.serial, is_stale, reason).pack())
             return False
         if channels:
-            self._fork(request.serial, channels[0])
+            self._fork(request.serial, partial(_await_descriptors, channels[0]), attaches_pidfd=False)
         else:
             self._channel.send(Warmed(request.serial).pack())
         for channel in channels:
@@ -159,31 +135,6 @@ class _Root:
         gc.collect()
         gc.freeze()  # the pages of what was imported stay shared
         return reason
-
-    def _fork(self, serial: int, channel: Channel) -> None:
-        root_pid = os.getpid()
-        flush_streams()  # else each fork would print the buffers' content once more
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(root_pid)
-            lead_group()
-            self._channel.close()
-            for descriptor in self._children:
-                os.close(descriptor)
-            run_and_exit(partial(_await_descriptors, channel))
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (serial, pid)
-        self._poll.register(pidfd, select.POLLIN)
-        self._channel.send(Forked(serial, pid).pack())
-
-    def _reap(self, pidfd: int) -> None:
-        serial, pid = self._children.pop(pidfd)
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        end_group(pid)
-        _, status = os.waitpid(pid, 0)
-        with suppress(BrokenPipeError, ConnectionResetError):  # the trainer asks for nothing more
-            self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
 
 
 def _await_descriptors(channel: Channel) -> int:

@@ -21,9 +21,11 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import select
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,25 +34,171 @@ from typing import NoReturn
 from swift_loader.errors import ProtocolError
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.failpoints import Failpoint, failpoint
-from swift_loader.transport.messages import FailureStage, Kind, unpack_frame
+from swift_loader.transport.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.messages import FailureStage, Frame, Kind, unpack_frame
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.transport.template_messages import Built
+from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fork_server import ForkServer
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
     ForkHazards,
     StackDumper,
     die_with_parent,
+    end_group,
     finish_multiprocessing,
     flush_streams,
     lead_group,
+    reset_multiprocessing,
     run_and_exit,
 )
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_worker import set_num_threads
+
+
+class ForkServer:
+    """Forks children on request, reaps them, and reports how they ended: what templates and roots have in common."""
+
+    def __init__(self, channel: Channel, trainer: int = -1) -> None:
+        """Serve the trainer over a channel. `trainer`: its pidfd; its end is the end.
+
+        -1: the kernel kills this process then.
+        """
+        self._channel = channel
+        self._trainer = trainer
+        self._children: dict[int, tuple[int, int]] = {}
+        """pidfd -> (serial number, pid)"""
+        self._strays: dict[int, int] = {}
+        """Those that the trainer doesn't know: pidfd -> pid."""
+        self._poll = select.poll()
+        for descriptor in (channel.fileno(), *([trainer] if trainer >= 0 else [])):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def serve(self) -> None:
+        """Handle requests and exits of children; return when the trainer has ended.
+
+        If it has closed the channel, or a request was refused, return when the children have ended.
+        """
+        is_wanted, has_trainer = True, True
+        while has_trainer and (is_wanted or self._children):
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._children or descriptor in self._strays:
+                    self._reap(descriptor)
+                elif descriptor == self._trainer:
+                    has_trainer = False
+                elif is_wanted:
+                    received = self._channel.receive()
+                    if received is None or not self._take(unpack_frame(received.data), received.descriptors):
+                        is_wanted = False
+                        self._poll.unregister(descriptor)
+        for pid in (*(pid for _, pid in self._children.values()), *self._strays.values()):
+            end_group(pid)
+
+    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
+        """Do what the trainer asks for. Return False to refuse this and all that comes later."""
+        raise NotImplementedError
+
+    def adopt(self, pid: int) -> None:
+        """Reap a child that was forked elsewhere, and report nothing."""
+        pidfd = os.pidfd_open(pid)
+        self._strays[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _fork(self, serial: int, run: Callable[[], int], *, attaches_pidfd: bool) -> None:
+        """Fork a child that runs, exits with the code that is returned, and dies with this process."""
+        parent = os.getpid()
+        flush_streams()  # else each fork would print the buffers' content once more
+        with explaining_starts("a worker"):
+            pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            lead_group()
+            self._drop_descriptors()
+            run_and_exit(run)
+        pidfd = os.pidfd_open(pid)
+        self._note_forked()
+        self._children[pidfd] = (serial, pid)
+        self._poll.register(pidfd, select.POLLIN)
+        with suppress(BrokenPipeError):  # the trainer has closed the channel
+            self._channel.send(Forked(serial, pid).pack(), [pidfd] if attaches_pidfd else [])
+
+    def _drop_descriptors(self) -> None:
+        """Close the server's own descriptors. Those that modules opened stay open, because they may be in use."""
+        self._channel.close()
+        for descriptor in (*self._children, *self._strays, *([self._trainer] if self._trainer >= 0 else [])):
+            os.close(descriptor)
+
+    def _reap(self, pidfd: int) -> None:
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        serial, pid = self._children.pop(pidfd, (None, self._strays.pop(pidfd, -1)))
+        end_group(pid)
+        _, status = os.waitpid(pid, 0)
+        if serial is not None:
+            self._note_reaped()
+            with suppress(BrokenPipeError):  # the trainer has closed the channel
+                self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
+
+    def _note_forked(self) -> None:
+        """A child was forked, and the trainer doesn't know."""
+
+    def _note_reaped(self) -> None:
+        """A child was reaped, and the trainer doesn't know."""
+
+
+class WorkerServer(ForkServer):
+    """A template, once the dataset is built: its children are workers."""
+
+    def __init__(
+        self, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int
+    ) -> None:
+        super().__init__(channel, trainer)
+        self._dataset_builder = dataset_builder
+        self._stack_dumper = stack_dumper
+        if dataset_builder.slow_fork:
+            self.adopt(dataset_builder.slow_fork)
+
+    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
+        if frame.kind is not Kind.FORK or not descriptors:
+            raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
+        request = Fork.unpack(frame)
+        channel = Channel.from_descriptor(descriptors[0])
+        failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
+        if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
+            self._drop_descriptors()
+            run_and_exit(partial(self._be_worker, request.worker, channel, self._stack_dumper))
+        stderr, traces = descriptors[1:]
+
+        def run() -> int:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            return self._be_worker(request.worker, channel, StackDumper(traces))
+
+        try:
+            self._fork(request.worker, run, attaches_pidfd=True)
+        finally:
+            channel.close()  # only the worker may hold it, so that its death ends the stream
+            os.close(stderr)
+            os.close(traces)
+        return True
+
+    def _be_worker(self, worker: int, channel: Channel, stack_dumper: StackDumper) -> int:
+        """Be a worker until it is told to stop; return the exit code."""
+        identify(worker)
+        reset_multiprocessing()
+        failpoint(Failpoint.WORKER_BOOT)
+        stack_dumper.start()
+        self._dataset_builder.run_worker(worker, channel)
+        if self._dataset_builder.spec.options.start_method is StartMethod.FORK:
+            finish_multiprocessing()  # the trainer may read from a queue of the dataset's
+        return 0
+
+    def _note_forked(self) -> None:
+        failpoint(Failpoint.TEMPLATE_FORKED)
+
+    def _note_reaped(self) -> None:
+        failpoint(Failpoint.TEMPLATE_REAPED)
+
 
 _GO, _END = b"1", b"0"
 
@@ -263,15 +411,9 @@ def _serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         gc.collect()  # 0.1 s with torch. A worker of torch's that is never forked has only imported, and unpickled
     gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
-        ForkServer(channel, partial(_run_worker, dataset_builder), stack_dumper, trainer).serve()
+        WorkerServer(channel, dataset_builder, stack_dumper, trainer).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
     return 0
-
-
-def _run_worker(dataset_builder: DatasetBuilder, worker: int, channel: Channel) -> None:
-    dataset_builder.run_worker(worker, channel)
-    if dataset_builder.spec.options.start_method is StartMethod.FORK:
-        finish_multiprocessing()  # the trainer may read from a queue of the dataset's
 
 
 def _follow(exit_code: int) -> int:

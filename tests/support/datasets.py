@@ -297,6 +297,22 @@ class FillsThePipe(Counting):
         return {"id": index, "text": "x" * 15_000}
 
 
+class SlowAtFirst(Counting):
+    """The first sample that is fetched in any process takes a second. The file names the processes that fetch one."""
+
+    def __init__(self, num_samples: int = 100, *, marker: str) -> None:
+        super().__init__(num_samples)
+        self.marker = Path(marker)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        is_first = not self.marker.exists()
+        with self.marker.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if is_first:
+            time.sleep(1)
+        return super().__getitem__(index)
+
+
 def identity(samples: list[Any]) -> list[Any]:
     """Collate nothing."""
     return samples

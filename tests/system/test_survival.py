@@ -485,3 +485,12 @@ print("right")
 @pytest.mark.parametrize("num_cases", ["1", exhaustive("4")])
 def test_a_stop_of_the_trainer_or_of_all_is_no_stall(num_cases: str, tmp_path: Path) -> None:
     assert run_script(STOPPED, num_cases, via="-c", folder=tmp_path) == "right\n"
+
+
+@needs_template
+def test_a_process_that_takes_too_long_for_the_first_samples_is_reaped(tmp_path: Path) -> None:
+    marker = tmp_path / "pids"
+    with make_loader(datasets.SlowAtFirst, kwargs={"marker": str(marker)}) as loader:
+        next(iter(loader))
+        first = int(marker.read_text().split()[0])  # the one that looks at samples while the loader starts
+        wait_until(lambda: not psutil.pid_exists(first), "it is reaped")
