@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, CrewWorker, Mailbox, Post, WorkerThread
-from swift_loader.executors.process.deaths import attached
+from swift_loader.executors.wording import attached
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.messages import Ready, Send, Stall

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,6 @@ def environ_for_workers() -> dict[str, str]:
     return environ
 
 
-def is_same_environ(environ: dict[str, str]) -> bool:
-    """Return whether this process has an environment that was recorded, apart from variables that libraries set."""
-    return {name for name, _ in environ.items() ^ environ_for_workers().items()} <= SET_BY_LIBRARIES
-
-
 def import_path() -> tuple[str, ...]:
     """Return the trainer's import path. An empty entry means the working directory, and is replaced by its path."""
     here = working_directory()
@@ -73,3 +69,26 @@ def working_directory() -> str | None:
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The environment of this process, recorded, to start interpreters in it. Subclasses start them.
+
+    A dataset depends on more than its arguments: on the working directory, the environment, the import path and the
+    hash seed. They are recorded once and given to each interpreter that builds the dataset, even to a replacement hours
+    later. Changes that the trainer makes in between have no effect.
+    """
+
+    command: tuple[str, ...] = field(default_factory=interpreter_command)
+    """The interpreter and its flags."""
+    environ: dict[str, str] = field(default_factory=environ_for_workers)
+    path: tuple[str, ...] = field(default_factory=import_path)
+    """The import path."""
+    has_stdout: bool = field(default_factory=lambda: sys.__stdout__ is not None)
+    """False if the trainer started without a stdout. Then descriptor 1 may be something else."""
+
+    def is_current(self) -> bool:
+        """Return whether this process still has the recorded environment, apart from variables that libraries set."""
+        changed = {name for name, _ in self.environ.items() ^ environ_for_workers().items()}
+        return changed <= SET_BY_LIBRARIES and self.path == import_path()

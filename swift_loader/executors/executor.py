@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from swift_loader.errors import LoaderClosed, WorkerStalled, warn
+from swift_loader.errors import LoaderClosed, WorkerStalled
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.failures import keys_of
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.handle import AnyHandle, Hang, ResumePoints
-from swift_loader.executors.process.deaths import attached
-from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.handle import Handle, Hang, ResumePoints
 from swift_loader.executors.process.reader import BatchReader, MessageReader
+from swift_loader.executors.wording import GRACE_BUILDS, Explainer, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
@@ -94,7 +93,7 @@ class WorkerExecutor:
         """
         fleet = self.fleet
         fleet.start_ahead()
-        num_samples, build_s = fleet.wait_built(self._warn_of_build, fleet.options.stall_warning_s)
+        num_samples, build_s = fleet.wait_built(warns=True)
         if fleet.notice:
             self._log(fleet.notice)
         fleet.listen(self.begin(Plan.of(num_samples, fleet.spec.plan), build_s, self._on_segment))
@@ -103,11 +102,6 @@ class WorkerExecutor:
         except LoaderClosed:  # another thread may have closed the executor before it had the inboxes
             fleet.close_inboxes()
             raise
-
-    def _warn_of_build(self) -> None:
-        stacks = self.fleet.ask_for_stacks()
-        what = "importing what the dataset needs" if "<frozen importlib" in stacks else "building the dataset"
-        warn(f"{what} has taken {self.fleet.options.stall_warning_s:g} s so far{attached(traces=stacks)}")
 
     def begin(self, plan: Plan, build_s: float, on_segment: Callable[[Segment], None] | None) -> MessageReader:
         """Make what exists once the dataset is built. Return what reads the workers' messages.
@@ -145,8 +139,8 @@ class WorkerExecutor:
             if worker is None:  # gone, because the loader is being closed
                 return []
             hung = [*self._hung.get(key_of(action.work), {}).values()] if self._hung else ()
-            returned: list[Segment] = worker.send(action, *self._sent, self._resumes, hung)
-            return returned
+            given_up: list[Segment] = worker.send(action, *self._sent, self._resumes, hung)
+            return given_up
         if isinstance(action, messages.Start):
             fleet.start_worker(action.worker_id)
             return []
@@ -170,7 +164,7 @@ class WorkerExecutor:
             return fleet.release(worker)
         return []
 
-    def _note_hang(self, worker: AnyHandle, stall: Stall) -> None:
+    def _note_hang(self, worker: Handle, stall: Stall) -> None:
         """Note why a worker is about to be killed, and what it is doing. Idempotent: an interrupt may repeat it."""
         if worker.hang is not None:
             return

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import select
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -112,3 +116,31 @@ def describe_batch(epoch: int, step: int, indices: Sequence[Any]) -> str:
     first = ", ".join(map(shown, indices[:_MAX_SHOWN_INDICES]))
     more = f", ... {len(indices)} in all" if len(indices) > _MAX_SHOWN_INDICES else ""
     return f"batch {step} of epoch {epoch} (dataset indices {first}{more})"
+
+
+# What another process wrote to stderr ---------------------------------------------------------------------------------
+
+_UNREAD_S = 0.2
+"""How long to wait for a trainer's stderr that is full."""
+_PIPE_BUF = getattr(select, "PIPE_BUF", 512)
+"""A pipe that can be written takes so many bytes at once; Windows doesn't say."""
+
+
+def readable(lines: Iterable[bytes]) -> str:
+    """Return lines of a process's output as printable text."""
+    texts = (line.decode("utf-8", "backslashreplace") for line in lines)
+    return "\n".join("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text) for text in texts)
+
+
+def write_stderr(data: bytes) -> None:
+    """Write to this process's inherited stderr, as its workers would, even if `sys.stderr` is something else.
+
+    If nobody reads it for `_UNREAD_S`, the rest is dropped, so that the thread can continue. If this process started
+    without a stderr, all of it is dropped: descriptor 2 may be closed, or be something else.
+    """
+    if sys.__stderr__ is None:
+        return
+    view = memoryview(data)
+    with suppress(OSError):  # closed, or nobody reads it
+        while view and (sys.platform == "win32" or select.select([], [2], [], _UNREAD_S)[1]):
+            view = view[os.write(2, view[:_PIPE_BUF]) :]

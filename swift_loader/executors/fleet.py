@@ -18,12 +18,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from swift_loader.errors import LoaderClosed, warn
-from swift_loader.executors.handle import AnyHandle, Handle, HandledProcess
+from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.inbox import WorkerInbox, num_receivers
-from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.memory import WorkerMemory
-from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.executors.process.reader import DatasetCheck, MessageReader
+from swift_loader.executors.wording import LOADER_WORDING, Wording, attached
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.messages import Event
@@ -69,7 +68,7 @@ class Fleet(ABC):
         self._is_stopped = False
         self._limits = options.limits
         self._reader: MessageReader | None = None
-        self.posted: deque[Event | AnyHandle] = deque()
+        self.posted: deque[Event | Handle] = deque()
         """Events, and workers that have no pipe and may have answered."""
         self.generation = 0
         """The current one."""
@@ -102,14 +101,12 @@ class Fleet(ABC):
         """
 
     @abstractmethod
-    def wait_built(
-        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
-    ) -> tuple[int, float]:
+    def wait_built(self, *, warns: bool = False) -> tuple[int, float]:
         """Do the same, and wait until it built the dataset.
 
-        Calls `on_wait` once if the wait takes longer than `patience_s`; None: never. Returns the length of the dataset,
-        and the seconds that it took to build it, including the interpreter's start. Raises `WorkerDied` if the process
-        died, or what `start_first` or building the dataset raised.
+        `warns`: warn once if the wait takes longer than `stall_warning`. Returns the length of the dataset, and the
+        seconds that it took to build it, including the interpreter's start. Raises `WorkerDied` if the process died, or
+        what `start_first` or building the dataset raised.
         """
 
     def start_ahead(self) -> None:
@@ -119,6 +116,12 @@ class Fleet(ABC):
     def ask_for_stacks(self) -> str:
         """Return the Python stacks of the process that builds the dataset. Blocks for half a second at most."""
         return ""
+
+    def warn_of_build(self) -> None:
+        """Warn that building the dataset takes long, and say what it is at."""
+        stacks = self.ask_for_stacks()
+        what = "importing what the dataset needs" if "<frozen importlib" in stacks else "building the dataset"
+        warn(f"{what} has taken {self.options.stall_warning_s:g} s so far{attached(traces=stacks)}")
 
     @abstractmethod
     def is_current(self) -> bool:
@@ -150,13 +153,13 @@ class Fleet(ABC):
         """How many segments a worker needs if the user keeps no batch."""
         return self._limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
 
-    def make_handle(self, worker_id: int, channel: Any, process: Any) -> AnyHandle:
+    def make_handle(self, worker_id: int, channel: Any, process: Any) -> Handle:
         """Return the handle of the next worker, which has the serial number `num_started`."""
-        worker: AnyHandle = Handle(worker_id, self.num_started, channel, process, WorkerMemory(self.max_segments))
+        worker: Handle = Handle(worker_id, self.num_started, channel, process, WorkerMemory(self.max_segments))
         self.num_started += 1
         return worker
 
-    def add(self, worker: AnyHandle) -> None:
+    def add(self, worker: Handle) -> None:
         """Take in a worker."""
         with self.lock:
             self.workers = {**self.workers, worker.serial: worker}
@@ -166,7 +169,7 @@ class Fleet(ABC):
     # Listening --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> WorkerInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> WorkerInbox:
         """Return an inbox that listens to no worker yet."""
 
     @property
@@ -193,18 +196,18 @@ class Fleet(ABC):
             for worker in self.workers.values():
                 self._watch(worker)
 
-    def _watch(self, worker: AnyHandle) -> None:
+    def _watch(self, worker: Handle) -> None:
         of_loop, *of_threads = self.inboxes
         of_loop.watch(worker)
         if of_threads:
             of_threads[worker.worker_id % len(of_threads)].watch(worker)
 
-    def forget(self, worker: AnyHandle) -> None:
+    def forget(self, worker: Handle) -> None:
         """Stop listening to a worker. Idempotent."""
         for inbox in self.inboxes:  # there may be more threads now than when it began to be listened to
             inbox.forget(worker)
 
-    def post(self, event: Event | AnyHandle) -> None:
+    def post(self, event: Event | Handle) -> None:
         """Have an event come out of the inbox that is in use, or what a worker has answered that has no pipe."""
         self.posted.append(event)
         for inbox in self.inboxes[:2]:
@@ -226,18 +229,18 @@ class Fleet(ABC):
             self._add_inboxes()
 
     @abstractmethod
-    def reap(self, worker: AnyHandle) -> None:
+    def reap(self, worker: Handle) -> None:
         """Find out how a worker ended, to which nobody listens any more. An event tells."""
 
     @abstractmethod
-    def dismiss(self, worker: AnyHandle) -> None:
+    def dismiss(self, worker: Handle) -> None:
         """Have a worker end that has nothing left to do. Returns at once."""
 
-    def kill(self, worker: AnyHandle) -> None:
+    def kill(self, worker: Handle) -> None:
         """End a worker that hangs."""
         worker.process.kill()
 
-    def release(self, worker: AnyHandle) -> list[Segment]:
+    def release(self, worker: Handle) -> list[Segment]:
         """Close a worker that was reaped. Returns its memory, see `Handle.close`."""
         with self.lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
             if not self.is_open:
@@ -253,7 +256,7 @@ class Fleet(ABC):
         """Have workers skip tasks of earlier generations. Those with pipes learn it from their tasks."""
         self.generation = generation
 
-    def explain(self, worker: AnyHandle | None) -> str:  # noqa: ARG002
+    def explain(self, worker: Handle | None) -> str:  # noqa: ARG002
         """Return what only this kind of fleet knows of a worker's end, or of a wait for a worker. Else empty."""
         return ""
 

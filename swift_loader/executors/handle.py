@@ -10,7 +10,7 @@ import mmap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
@@ -66,22 +66,6 @@ COUNTERS = None
 
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 """Errors of a send to a worker that has ended, or whose channel was closed here."""
-
-
-class SendingChannel(Protocol):
-    """The trainer's end of a worker's pipe."""
-
-    def send(self, message: bytes) -> None:
-        """Send a message. Raises one of `_GONE` if the worker has ended."""
-        ...
-
-    def fileno(self) -> int:
-        """Return the descriptor of this end; -1 once closed."""
-        ...
-
-    def close(self) -> None:
-        """Close this end. Idempotent."""
-        ...
 
 
 class HandledProcess(Protocol):
@@ -143,21 +127,18 @@ class Hang(NamedTuple):
     """Whether `on_error` would leave out the sample at which it hung."""
 
 
-AChannel = TypeVar("AChannel", bound=SendingChannel)
-AProcess = TypeVar("AProcess", bound=HandledProcess)
-
-
-class Handle(Generic[AChannel, AProcess]):
+class Handle:
     """One worker, seen from the trainer."""
 
     def __init__(
         self,
         worker_id: int,
         serial: int,
-        channel: AChannel,
-        process: AProcess,
+        channel: Any,
+        process: Any,
         memory: WorkerMemory,
     ) -> None:
+        """Handle a worker. `channel`: our end of its pipe. `process`: a `HandledProcess`."""
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""
         self.serial = serial
@@ -254,13 +235,14 @@ class Handle(Generic[AChannel, AProcess]):
     def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
         """Map a segment that the worker announced, and return it."""
         made = SegmentMade.unpack(frame)
-        segment = self.process.attach(made.slot, made.nbytes, descriptors)
+        segment: Segment = self.process.attach(made.slot, made.nbytes, descriptors)
         self.memory.add(made.slot, segment)
         return segment
 
     def ask_for_stacks(self, *, by_force: bool = False) -> str:
         """Return the Python stacks of all its threads, or why there are none. `by_force`: it is about to be killed."""
-        return self.process.ask_for_stacks(by_force=by_force)
+        stacks: str = self.process.ask_for_stacks(by_force=by_force)
+        return stacks
 
     def drain(self, reader: Any, inbox: Any, events: list[Any]) -> None:
         """Add the events of all answers that are here, if it has no pipe. `inbox` gets what interrupts the decoding."""
@@ -286,7 +268,3 @@ class Handle(Generic[AChannel, AProcess]):
 
     def __repr__(self) -> str:
         return f"<Handle {self.serial} with id {self.worker_id}, pid {self.process.pid}, {self.memory!r}>"
-
-
-AnyHandle = Handle[Any, Any]
-"""A worker of any executor."""

@@ -14,7 +14,7 @@ from collections import deque
 
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Inbox
-from swift_loader.executors.handle import AnyHandle, Handle
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
@@ -34,7 +34,7 @@ class WorkerInbox(Inbox):
     A bell ends the wait: it rings for `wake` and for events of other threads. Whoever waits silences it.
     """
 
-    def __init__(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
+    def __init__(self, reader: MessageReader, posted: deque[Event | Handle]) -> None:
         """Begin without workers. `posted`: events from elsewhere. Whoever adds one rings."""
         self.interrupt = None
         self.is_taking_in = False
@@ -44,11 +44,11 @@ class WorkerInbox(Inbox):
         self._is_woken = False
 
     @abstractmethod
-    def watch(self, worker: AnyHandle) -> None:
+    def watch(self, worker: Handle) -> None:
         """Also listen to this worker. Any thread may call it, even while another one waits."""
 
     @abstractmethod
-    def forget(self, worker: AnyHandle) -> None:
+    def forget(self, worker: Handle) -> None:
         """Stop listening to a worker. Call it before its channel is closed. Idempotent and thread-safe."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class WorkerInbox(Inbox):
             else:
                 events.append(posted)
 
-    def _read(self, worker: AnyHandle, events: list[Event], *, all_of_it: bool) -> None:
+    def _read(self, worker: Handle, events: list[Event], *, all_of_it: bool) -> None:
         """Add the event of the worker's next message; or of all of them, and of its end, if its process has ended."""
         try:
             while (received := worker.channel.receive(wait=False)) is not None:

@@ -51,7 +51,7 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
     `modules`: what the dataset will import.
     """
     if start_method.on(PLATFORM) is StartMethod.TEMPLATE:
-        from swift_loader.executors.process.roots import ROOTS
+        from swift_loader.executors.process.root import ROOTS
 
         ROOTS.warm(modules)
 

@@ -16,8 +16,7 @@ from typing import Any
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, ThreadInbox, WorkerThread
 from swift_loader.executors.local_builder import LocalBuilder, dataset_of
-from swift_loader.executors.process.deaths import attached
-from swift_loader.executors.process.explain import Explainer
+from swift_loader.executors.wording import Explainer, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan

@@ -13,7 +13,7 @@ from swift_loader.executors.calls import CallExecutor
 from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.processes import make_fleet
-from swift_loader.executors.wording import Terms
+from swift_loader.executors.wording import Terms, Wording
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
@@ -59,11 +59,11 @@ _CAUSED = "\nThe above exception was the direct cause"
 
 
 @dataclass(frozen=True, slots=True)
-class StageWording:
+class StageWording(Wording):
     """The words of one stage."""
 
     stage: str
-    terms: Terms = _TERMS
+    terms = _TERMS
 
     def who(self, worker_id: int, num_workers: int, rank: int, place: str) -> str:  # noqa: ARG002
         """Return the process's number, the stage and the process id."""

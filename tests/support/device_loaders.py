@@ -10,7 +10,7 @@ import numpy as np
 from swift_loader import SwiftLoader
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.executor import WorkerExecutor
-from swift_loader.executors.process.fleet import WorkerHandle
+from swift_loader.executors.handle import Handle
 from tests.support.datasets import Blocks
 from tests.support.helpers import wait_until
 
@@ -36,7 +36,7 @@ def dispatcher_of(loader: SwiftLoader) -> Dispatcher:
     return loader._session.dispatcher
 
 
-def workers_of(loader: SwiftLoader) -> list[WorkerHandle]:
+def workers_of(loader: SwiftLoader) -> list[Handle]:
     executor = dispatcher_of(loader)._executor
     assert isinstance(executor, WorkerExecutor)
     return list(executor.fleet.workers.values())

@@ -20,7 +20,8 @@ from pathlib import Path
 from random import Random
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.process.fleet import TemplateFleet, WorkerHandle
+from swift_loader.executors.handle import Handle
+from swift_loader.executors.process.fleet import TemplateFleet
 from swift_loader.scheduler.failures import TEMPLATE
 from swift_loader.scheduler.work import key_of
 
@@ -110,7 +111,7 @@ class Killer:
             self._continue_stopped()
 
     def _carry_out(self, aim: Aim) -> None:
-        strike: Callable[[], list[WorkerHandle]] = {
+        strike: Callable[[], list[Handle]] = {
             Aim.ANYONE: self._strike_anyone,
             Aim.UNREAD: self._strike_unread,
             Aim.ALL: self._strike_all,
@@ -131,7 +132,7 @@ class Killer:
                 return
             self._stop.wait(_TICK_S)
 
-    def _await_replacement(self, victims: list[WorkerHandle], *, is_hanging: bool) -> bool:
+    def _await_replacement(self, victims: list[Handle], *, is_hanging: bool) -> bool:
         """Return whether they were replaced; one that only hangs is let go if nobody waits for it."""
         deadline_s = time.monotonic() + _PATIENCE_S + (self._fleet.options.timeout_s or 0.0)
         while any(victim.serial in self._fleet.workers for victim in victims) or self._num_missing():
@@ -145,19 +146,19 @@ class Killer:
     def _num_missing(self) -> int:
         return self._fleet.options.num_workers - len(self._fleet.workers)
 
-    def _continue_stopped(self, except_for: Sequence[WorkerHandle] = ()) -> None:
+    def _continue_stopped(self, except_for: Sequence[Handle] = ()) -> None:
         for worker in self._fleet.workers.values():
             if worker not in except_for and _state(worker) == "T":
                 self._signal(worker, signal.SIGCONT)
 
-    def _signal(self, worker: WorkerHandle, number: signal.Signals) -> None:
+    def _signal(self, worker: Handle, number: signal.Signals) -> None:
         if worker.process.pidfd >= 0:
             worker.process.send_signal(number)
 
     # Whom to kill; each returns whom it has killed --------------------------------------------------------------------
 
     @contextmanager
-    def _quiet(self) -> Iterator[list[WorkerHandle]]:
+    def _quiet(self) -> Iterator[list[Handle]]:
         """Keep the ledger as it is for a while, and yield the workers that may die, in random order."""
         with self._dispatcher.dispatch_lock, self._dispatcher.lock:
             candidates = [worker for worker in self._fleet.workers.values() if self._may_die(worker)]
@@ -165,41 +166,41 @@ class Killer:
             self._rng.shuffle(candidates)
             yield candidates if is_settled else []
 
-    def _may_die(self, worker: WorkerHandle) -> bool:
+    def _may_die(self, worker: Handle) -> bool:
         restarts = self._scheduler._restarts
         is_blamed = any(batch in restarts._by_batch for batch in self._batches_of(worker))
         return not is_blamed and restarts.num_in_a_row(worker.worker_id) <= 1 and not worker.process.has_ended
 
-    def _batches_of(self, worker: WorkerHandle) -> list[Hashable]:
+    def _batches_of(self, worker: Handle) -> list[Hashable]:
         ledger = self._scheduler.ledger
         known = ledger.queues._queues.get(worker.serial)
         tasks = known.tasks if known is not None else ()
         works = [ledger._batches[sequence].work for generation, sequence in tasks if generation == ledger.generation]
         return [key_of(work) for work in works if work is not None]
 
-    def _kill(self, victims: list[WorkerHandle]) -> list[WorkerHandle]:
+    def _kill(self, victims: list[Handle]) -> list[Handle]:
         self._struck.update(victim.serial for victim in victims)
         for victim in victims:
             self._signal(victim, signal.SIGKILL)
         return victims
 
-    def _strike_anyone(self) -> list[WorkerHandle]:
+    def _strike_anyone(self) -> list[Handle]:
         with self._quiet() as candidates:
             return self._kill(candidates[:1])
 
-    def _strike_unread(self) -> list[WorkerHandle]:
+    def _strike_unread(self) -> list[Handle]:
         with self._quiet() as candidates:
             return self._kill(_first(candidates, _has_unread))
 
-    def _strike_slot_write(self) -> list[WorkerHandle]:
+    def _strike_slot_write(self) -> list[Handle]:
         with self._quiet() as candidates:
             return self._kill([worker for worker in candidates if _state(worker) == "T"][:1])
 
-    def _strike_sending(self) -> list[WorkerHandle]:
+    def _strike_sending(self) -> list[Handle]:
         with self._quiet() as candidates:  # nobody takes in more than one message of each worker meanwhile
             return self._kill(_first(candidates, _is_sending))
 
-    def _strike_all(self) -> list[WorkerHandle]:
+    def _strike_all(self) -> list[Handle]:
         with self._quiet() as candidates:
             if len(candidates) < self._fleet.options.num_workers:
                 return []
@@ -213,7 +214,7 @@ class Killer:
                 return []
             return self._kill(candidates)
 
-    def _strike_template(self) -> list[WorkerHandle]:
+    def _strike_template(self) -> list[Handle]:
         with self._quiet() as candidates:
             num_in_a_row = self._scheduler._restarts.num_in_a_row(TEMPLATE)
             if not candidates or not self._fleet.starter.are_forkable or num_in_a_row > 1:
@@ -223,7 +224,7 @@ class Killer:
             signal.pidfd_send_signal(template.pidfd, signal.SIGKILL)
             return list(self._fleet.workers.values())
 
-    def _strike_by_stopping(self) -> list[WorkerHandle]:
+    def _strike_by_stopping(self) -> list[Handle]:
         with self._quiet() as candidates:
             victims = [worker for worker in candidates if self._batches_of(worker)][:1]
             for victim in victims:
@@ -231,7 +232,7 @@ class Killer:
             return victims
 
 
-def _first(workers: list[WorkerHandle], is_it: Callable[[WorkerHandle], bool]) -> list[WorkerHandle]:
+def _first(workers: list[Handle], is_it: Callable[[Handle], bool]) -> list[Handle]:
     """Return the first worker of which something holds, which it must begin to do soon."""
     deadline_s = time.monotonic() + _OPPORTUNITY_S
     while workers and time.monotonic() < deadline_s:
@@ -242,21 +243,21 @@ def _first(workers: list[WorkerHandle], is_it: Callable[[WorkerHandle], bool]) -
     return []
 
 
-def _has_unread(worker: WorkerHandle) -> bool:
+def _has_unread(worker: Handle) -> bool:
     poll = select.poll()
     poll.register(worker.channel.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _is_sending(worker: WorkerHandle) -> bool:
+def _is_sending(worker: Handle) -> bool:
     return _read(worker, "syscall").startswith(_SENDING)
 
 
-def _state(worker: WorkerHandle) -> str:
+def _state(worker: Handle) -> str:
     return _read(worker, "stat").rpartition(")")[2].strip()[:1] or "Z"
 
 
-def _read(worker: WorkerHandle, name: str) -> str:
+def _read(worker: Handle, name: str) -> str:
     try:
         return Path(f"/proc/{worker.process.pid}/{name}").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -57,7 +57,7 @@ sys.platform = "win32"
 
 import swift_loader
 from swift_loader.executors.portable import fleet
-from swift_loader.executors.portable.interpreter import Launch
+from swift_loader.executors.portable.interpreter import InterpreterLaunch
 from swift_loader.transport.payload import Environment, pack_payload, read_environment, read_payload
 from swift_loader.worker import portable
 
@@ -83,5 +83,5 @@ layout, packed, _ = pack_payload({"dataset": Dataset(), "function": lambda x: np
 assert read_environment(layout, packed) == environment
 content, _ = read_payload(layout, packed)
 assert (content["function"](2) == 2).all()
-assert Launch.of_this_process().is_current()
+assert InterpreterLaunch().is_current()
 sys.stdout.write("fine\n")

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning, WorkerDied
-from swift_loader.executors.process.deaths import ForkWatch
 from swift_loader.executors.process.fleet import TemplateFleet
+from swift_loader.executors.process.trainer_fork import ForkWatch
 from tests.support import datasets
 from tests.support.helpers import ids_of, make_loader, run_script
 

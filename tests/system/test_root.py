@@ -17,8 +17,9 @@ import pytest
 
 from swift_loader import WorkerDied
 from swift_loader.executors.process import starter
-from swift_loader.executors.process.roots import ROOTS, SWITCH
+from swift_loader.executors.process.root import ROOTS, SWITCH
 from swift_loader.pipeline import Pipeline
+from swift_loader.threads import LoaderThread
 from tests.support import datasets
 from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, wait_until
 
@@ -102,6 +103,24 @@ def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
     for _ in range(3):
         assert ids_of(once(data_class)) == list(range(8))
     assert module.num_imports() == 1
+
+
+@pytest.mark.parametrize("thread", ["swift_loader-root", "swift_loader-supervisor"])
+def test_a_thread_whose_start_is_interrupted_is_started_by_the_next_loader(
+    thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = LoaderThread.start
+
+    def start_interrupted(self: LoaderThread) -> None:
+        if self.name == thread:
+            monkeypatch.setattr(LoaderThread, "start", start)
+            raise KeyboardInterrupt
+        start(self)
+
+    monkeypatch.setattr(LoaderThread, "start", start_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        once(datasets.Counting)
+    assert len(once(datasets.Counting)) == 25
 
 
 def test_processes_of_a_stage_have_torch_from_the_root() -> None:
@@ -241,7 +260,7 @@ def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Mod
 def test_a_fork_of_the_trainer_has_a_root_of_its_own() -> None:
     script = """
 import os
-from swift_loader.executors.process.roots import ROOTS
+from swift_loader.executors.process.root import ROOTS
 from tests.support import datasets
 from tests.support.helpers import ids_of, make_loader
 
@@ -270,7 +289,7 @@ print("done")
 def test_a_root_ends_with_the_trainer(end: str) -> None:
     script = f"""
 import os
-from swift_loader.executors.process.roots import ROOTS
+from swift_loader.executors.process.root import ROOTS
 from tests.support import datasets
 from tests.support.helpers import make_loader
 with make_loader(datasets.Counting) as loader:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, Fleet
-from swift_loader.executors.handle import AnyHandle
-from swift_loader.executors.portable.inbox import PipeInbox, PortableWorker
-from swift_loader.executors.portable.interpreter import Interpreter, Launch, Payload
-from swift_loader.executors.process.deaths import died
+from swift_loader.executors.handle import Handle
+from swift_loader.executors.portable.inbox import PipeInbox
+from swift_loader.executors.portable.interpreter import Interpreter, InterpreterLaunch, Payload
 from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.wording import died
 from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Identity, Received
@@ -36,7 +35,7 @@ class _FirstBuild:
 class InterpreterFleet(Fleet):
     """Threads that block look after each process: two for each, see `Interpreter`."""
 
-    _launch: Launch
+    _launch: InterpreterLaunch
     _payload: Payload | None = None
     """None before `start_first`."""
     _began_s: float
@@ -57,7 +56,7 @@ class InterpreterFleet(Fleet):
         if self._payload is None:
             refuse_start()
             self._payload, self.definitions = self._make_payload()
-            self._launch = Launch.of_this_process()
+            self._launch = InterpreterLaunch()
             self._began_s = time.monotonic()
             self._start(0)
 
@@ -77,19 +76,17 @@ class InterpreterFleet(Fleet):
             self._payload is not None and self._launch.is_current() and self._payload.is_same(self._make_payload()[0])
         )
 
-    def wait_built(
-        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
-    ) -> tuple[int, float]:
+    def wait_built(self, *, warns: bool = False) -> tuple[int, float]:
         """Do the same, and wait until the first worker has built the dataset; see `Fleet`."""
         self.start_first()
         if self._first_build is None:
             worker = self.workers[0]
-            if not wait([worker.channel.end], patience_s) and on_wait is not None:
-                on_wait()
+            if not wait([worker.channel.end], self.options.stall_warning_s if warns else None):
+                self.warn_of_build()
             self._first_build = self._read_first(worker)
         return self._first_build.num_samples, self._first_build.build_s
 
-    def _read_first(self, worker: PortableWorker) -> _FirstBuild:
+    def _read_first(self, worker: Handle) -> _FirstBuild:
         """Read the first worker's answer. Blocks until it comes."""
         received, who = worker.channel.receive(), f"the first worker (pid {worker.process.pid})"
         self.check_open()
@@ -135,22 +132,22 @@ class InterpreterFleet(Fleet):
             for inbox in self.inboxes:
                 inbox.note_end(worker)
 
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> PipeInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> PipeInbox:
         """Return an inbox that listens to no worker yet."""
         return PipeInbox(reader, posted)
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
-    def reap(self, worker: AnyHandle) -> None:
+    def reap(self, worker: Handle) -> None:
         """Find out how a worker ended, which an event tells. Blocks for half a second if its process goes on."""
         self.post(Ended(worker.serial, self._death_of(worker)))
 
-    def _death_of(self, worker: AnyHandle) -> Death:
+    def _death_of(self, worker: Handle) -> Death:
         process = worker.process
         if not process.wait_end(EXIT_LIMIT_S):
             process.kill()
         return Death(process.exit_code, worker.is_at_work, stderr=process.last_lines())
 
-    def dismiss(self, worker: AnyHandle) -> None:
+    def dismiss(self, worker: Handle) -> None:
         """Have a worker end that has nothing left to do."""
         worker.process.request_exit()

@@ -11,24 +11,21 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from swift_loader.executors.handle import AnyHandle, Handle
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.inbox import WorkerInbox
-from swift_loader.executors.portable.interpreter import Interpreter
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Event
-from swift_loader.transport.portable import AnyConnection, PipeChannel, new_pipe
-
-PortableWorker = Handle[PipeChannel, Interpreter]
+from swift_loader.transport.portable import AnyConnection, new_pipe
 
 
 class PipeInbox(WorkerInbox):
     """The pipes to listen to. Used by one thread at a time."""
 
-    def __init__(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
+    def __init__(self, reader: MessageReader, posted: deque[Event | Handle]) -> None:
         super().__init__(reader, posted)
-        self._workers: dict[AnyConnection, PortableWorker] = {}
+        self._workers: dict[AnyConnection, Handle] = {}
         """By our end of the pipe. Replaced as a whole, so that any thread may read it."""
-        self._ended: deque[PortableWorker] = deque()
+        self._ended: deque[Handle] = deque()
         """Workers whose process has ended. Their pipes may not have: what the dataset started may hold them open."""
         self._lock = threading.RLock()  # reentrant: a signal handler may ring on a thread that does
         """Guards replacing `_workers`, and the bell."""
@@ -36,7 +33,7 @@ class PipeInbox(WorkerInbox):
         self._is_ringing = False
         """Whether the bell's pipe holds a message. It holds at most one."""
 
-    def watch(self, worker: PortableWorker) -> None:
+    def watch(self, worker: Handle) -> None:
         """Also listen to this worker. Any thread may call it, even while another one waits."""
         with self._lock:
             self._workers = {**self._workers, worker.channel.end: worker}
@@ -44,13 +41,13 @@ class PipeInbox(WorkerInbox):
         if worker.process.has_ended:
             self.note_end(worker)
 
-    def forget(self, worker: PortableWorker) -> None:
+    def forget(self, worker: Handle) -> None:
         """Stop listening to a worker. Call it before its pipe is closed. Idempotent and thread-safe."""
         with self._lock:
             self._workers = {end: other for end, other in self._workers.items() if other is not worker}
         self.ring()
 
-    def note_end(self, worker: PortableWorker) -> None:
+    def note_end(self, worker: Handle) -> None:
         """Note that the process of a worker has ended. Any thread."""
         self._ended.append(worker)
         self.ring()

@@ -14,20 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.executors.environment import (
-    environ_for_workers,
-    import_path,
-    interpreter_command,
-    is_same_environ,
-    working_directory,
-)
-from swift_loader.executors.process.deaths import readable, write_stderr
+from swift_loader.executors.environment import Launch, working_directory
+from swift_loader.executors.failures import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.interrupts import blocked
 from swift_loader.threads import LoaderThread, explaining_starts
@@ -38,38 +32,16 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.portable import PAGE_NBYTES, Request
 from swift_loader.worker.process import end_group
 
-# Starts the interpreters of a loader in the same environment, recorded when the loader starts.
-#
-# As `executors.process.launch`, which says why, without what only Linux has: the working directory is a path here.
-
 _PROGRAM = "import sys; sys.path[:] = sys.argv[5:]; from swift_loader.worker.portable import main; main()"
 """Run with `-c`, so that no script is imported again. Sets the import path first, as the trainer has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """The recorded environment, with which it starts interpreters."""
+class InterpreterLaunch(Launch):
+    """Starts workers."""
 
-    command: tuple[str, ...]
-    """The interpreter and its flags."""
-    environ: dict[str, str]
-    path: tuple[str, ...]
-    """The import path."""
-    directory: str | None
+    directory: str | None = field(default_factory=working_directory)
     """The working directory. None: it was deleted."""
-    has_stdout: bool
-    """False if the trainer started without a stdout."""
-
-    @classmethod
-    def of_this_process(cls) -> Launch:
-        """Record the environment of this process."""
-        return cls(
-            command=interpreter_command(),
-            environ=environ_for_workers(),
-            path=import_path(),
-            directory=working_directory(),
-            has_stdout=sys.__stdout__ is not None,
-        )
 
     def start(self, tasks: AnyConnection, requests: AnyConnection, names: str, serial: int) -> subprocess.Popen[bytes]:
         """Start an interpreter as a worker. It gets copies of its ends of the pipes, `tasks` and `requests`.
@@ -106,8 +78,7 @@ class Launch:
 
     def is_current(self) -> bool:
         """Return whether this process still has the recorded environment, apart from variables that libraries set."""
-        is_same_place = self.directory == working_directory() and self.path == import_path()
-        return is_same_place and is_same_environ(self.environ)
+        return self.directory == working_directory() and Launch.is_current(self)
 
 
 _ANSWER_S = 0.5
@@ -148,7 +119,7 @@ class Interpreter:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: InterpreterLaunch,
         serial: int,
         payload: Payload,
         on_end: Callable[[int], None],

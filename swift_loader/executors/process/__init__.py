@@ -7,8 +7,8 @@ fleet.py       what the executor uses: it lets the starter's thread start proces
 └──tasks──► ../handle.py ◄──messages── worker process
 
 The handles on processes: template.py, and ../handle.py with memory (memory.py) and leases (lease.py) of its slots.
-What comes from a worker: inbox.py waits for it, reader.py reads it, dataset_check.py compares the datasets.
-What a person reads: explain.py, with deaths.py for exits, and diagnostics.py for stderr and stacks.
-How processes start: starter.py chooses between launch.py for interpreters, roots.py and root.py for the process whose
+What comes from a worker: inbox.py waits for it, reader.py reads it and compares the datasets.
+What a person reads: ../wording.py, with diagnostics.py for stderr and stacks.
+How processes start: starter.py chooses between launch.py for interpreters, root.py for the process whose
 forks are templates, and trainer_fork.py for forks of the trainer. What users fork: forks.py.
 """

@@ -16,7 +16,7 @@ import socket
 from collections import deque
 from pathlib import Path
 
-from swift_loader.executors.process.deaths import readable, write_stderr
+from swift_loader.executors.failures import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.channel import new_pipe, new_socketpair
 from swift_loader.worker.process import DUMP_SIGNAL, StackDumper

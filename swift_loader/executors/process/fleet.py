@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, stop_processes
-from swift_loader.executors.handle import AnyHandle, Handle, HandledProcess
+from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.process.inbox import EpollInbox
+from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.starter import Starter
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.messages import Death, Ended, Event
-from swift_loader.transport.channel import Channel
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
-
-WorkerHandle = Handle[Channel, WorkerProcess]
 
 
 class TemplateFleet(Fleet):
@@ -53,14 +51,12 @@ class TemplateFleet(Fleet):
             self.starter.prepare()
             self._building = self.starter.call(self.starter.build_first)
 
-    def wait_built(
-        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
-    ) -> tuple[int, float]:
+    def wait_built(self, *, warns: bool = False) -> tuple[int, float]:
         """Do the same, and wait until the first template has built the dataset; see `Fleet`."""
         self.start_first()
         assert self._building is not None
-        if not wait([self._building], patience_s).done and on_wait is not None:
-            on_wait()
+        if not wait([self._building], self.options.stall_warning_s if warns else None).done:
+            self.warn_of_build()
         build_s = self._building.result()
         assert self.starter.first is not None
         return self.starter.first.report.num_samples, build_s
@@ -83,7 +79,7 @@ class TemplateFleet(Fleet):
         """Start another worker. Returns at once."""
         self.starter.start_worker(worker_id)
 
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> EpollInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> EpollInbox:
         """Return an inbox that listens to no worker yet."""
         return EpollInbox(reader, posted)
 
@@ -103,23 +99,23 @@ class TemplateFleet(Fleet):
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
-    def reap(self, worker: WorkerHandle) -> None:
+    def reap(self, worker: Handle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""
         self.starter.submit(partial(self._reap, worker))
 
-    def _reap(self, worker: WorkerHandle) -> None:
+    def _reap(self, worker: Handle) -> None:
         """Wait for its exit code, and collect stacks and stderr. On the starter's thread."""
         self.forget(worker)  # again: if it ended as it was added, an inbox may have got it after the first time
-        process = worker.process
+        process: WorkerProcess = worker.process
         with_template = self.starter.wait_exit_code(process, EXIT_LIMIT_S)
         traces, stderr = process.diagnostics.last_traces(), process.diagnostics.last_lines()
         self.post(Ended(worker.serial, Death(process.exit_code, worker.is_at_work, with_template, traces, stderr)))
 
-    def dismiss(self, worker: AnyHandle) -> None:
+    def dismiss(self, worker: Handle) -> None:
         """Have a worker end that has nothing left to do."""
         worker.channel.shutdown()
 
-    def release(self, worker: AnyHandle) -> list[Segment]:
+    def release(self, worker: Handle) -> list[Segment]:
         """Close a worker that was reaped. Returns at once; see `Fleet`."""
         process = worker.process
         if not process.has_ended:  # it was told to end, and has had `EXIT_LIMIT_S`
@@ -156,6 +152,7 @@ class TemplateFleet(Fleet):
         if mode is not None and mode.pool is not None:
             for worker in self.workers.values():
                 if worker.process.has_ended:
+                    assert isinstance(worker.memory, WorkerMemory)
                     mode.pool.add(worker.memory.take_free())
         given_up = super().close_processes()
         self.starter.close()

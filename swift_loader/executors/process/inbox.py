@@ -6,7 +6,7 @@ import os
 import select
 from collections import deque
 
-from swift_loader.executors.handle import AnyHandle
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.reader import MessageReader
@@ -22,9 +22,9 @@ _MAX_EVENTS = 64
 class EpollInbox(WorkerInbox):
     """The channels and processes to listen to. Used by one thread at a time."""
 
-    def __init__(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
+    def __init__(self, reader: MessageReader, posted: deque[Event | Handle]) -> None:
         super().__init__(reader, posted)
-        self._workers: dict[int, AnyHandle] = {}
+        self._workers: dict[int, Handle] = {}
         """By descriptor: of the channel and of the process."""
         self._epoll = new_epoll()
         self._bell = -1
@@ -40,14 +40,14 @@ class EpollInbox(WorkerInbox):
         """Return the descriptors that it owns; some may be -1."""
         return [-1 if self._epoll.closed else self._epoll.fileno(), self._bell]
 
-    def watch(self, worker: AnyHandle) -> None:
+    def watch(self, worker: Handle) -> None:
         """Also listen to this worker. Any thread may call it, even while another one waits."""
         # Watch the process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
         for descriptor in (worker.channel.fileno(), worker.process.pidfd):
             self._workers[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
 
-    def forget(self, worker: AnyHandle) -> None:
+    def forget(self, worker: Handle) -> None:
         """Stop listening to a worker. Call it before its descriptors are closed. Idempotent and thread-safe."""
         for descriptor in (worker.channel.fileno(), worker.process.pidfd):
             if self._workers.pop(descriptor, None) is not None:

@@ -1,26 +1,14 @@
-"""Starts every interpreter of a loader in the same environment, recorded when the loader starts.
-
-A dataset depends on more than its arguments: on the working directory, the environment, the import path, the hash seed
-and the umask. They are recorded once and given to each interpreter that builds the dataset, even to a replacement hours
-later. Changes that the trainer makes in between have no effect.
-"""
+"""Starts the interpreters of a loader's templates, and of roots, in one recorded environment."""
 
 from __future__ import annotations
 
 import os
 import resource
 import subprocess
-import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from swift_loader.executors.environment import (
-    SET_BY_LIBRARIES,
-    environ_for_workers,
-    import_path,
-    interpreter_command,
-    is_same_environ,
-)
+from swift_loader.executors.environment import SET_BY_LIBRARIES, Launch
 from swift_loader.transport.channel import avoid_std_streams, duplicate, explaining_limits
 
 _PROGRAM = (
@@ -28,102 +16,6 @@ _PROGRAM = (
     "from swift_loader.worker.{} import main; main()"
 )
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The recorded environment, with which it starts interpreters. Owns a descriptor until `close`."""
-
-    command: tuple[str, ...]
-    """The interpreter and its flags."""
-    environ: dict[str, str]
-    path: tuple[str, ...]
-    """The import path."""
-    directory: int
-    """The working directory, as a descriptor because the directory may be renamed or deleted."""
-    umask: int
-    """-1 if it is unknown. Then the trainer's umask at that time applies."""
-    has_stdout: bool
-    """False if the trainer started without a stdout. Then descriptor 1 may be something else."""
-
-    @classmethod
-    def of_this_process(cls) -> Launch:
-        """Record the environment of this process."""
-        umask = _umask()
-        return cls(
-            command=interpreter_command(),
-            environ=environ_for_workers(),
-            path=import_path(),
-            directory=_open_directory(),  # last of what can fail, because it leaves a descriptor open
-            umask=umask,
-            has_stdout=sys.__stdout__ is not None,
-        )
-
-    def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
-        """Start an interpreter as a template. It gets copies of the descriptors."""
-        return self._start("template", channel, traces, stderr)
-
-    def start_root(self, channel: int, _traces: int, stderr: int) -> subprocess.Popen[bytes]:
-        """Start an interpreter as a root. It gets copies of the channel and of stderr: it owns nothing else."""
-        return self._start("root", channel, channel, stderr)
-
-    def _start(self, program: str, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
-        numbers = [str(number) for number in (channel, os.getpid(), traces, self.directory)]
-        return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [*self.command, "-c", _PROGRAM.format(program), *numbers, *self.path],
-            stdin=subprocess.DEVNULL,
-            stdout=None if self.has_stdout else subprocess.DEVNULL,
-            stderr=stderr,
-            pass_fds=[channel, traces, self.directory],
-            env=self.environ,
-            umask=self.umask,
-        )
-
-    def conditions(self) -> Conditions:
-        """Return what an interpreter that was started now would have, and what nothing changes later."""
-        return Conditions(
-            self.command,
-            frozenset((name, value) for name, value in self.environ.items() if name not in SET_BY_LIBRARIES),
-            self.path,
-            _identity(self.directory),
-            self.umask,
-            _identity(1) if self.has_stdout else None,
-            frozenset(os.sched_getaffinity(0)),
-            tuple(resource.getrlimit(number) for number in _LIMITS),
-        )
-
-    def is_current(self) -> bool:
-        """Return whether this process still has the recorded environment, apart from variables that libraries set."""
-        try:
-            is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
-        except OSError:
-            is_same_directory = False
-        return is_same_directory and is_same_environ(self.environ) and self.path == import_path()
-
-    def copy(self) -> Launch:
-        """Return the same, with a descriptor of its own."""
-        return replace(self, directory=duplicate(self.directory))
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.directory)
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What a process has from the time it starts. Two interpreters with equal conditions are interchangeable."""
-
-    command: tuple[str, ...]
-    environ: frozenset[tuple[str, str]]
-    path: tuple[str, ...]
-    directory: tuple[int, int] | None
-    """Device and inode."""
-    umask: int
-    stdout: tuple[int, int] | None
-    """Device and inode; None without a stdout, or if it is closed."""
-    affinity: frozenset[int]
-    """The cores that it may use."""
-    limits: tuple[tuple[int, int], ...]
 
 
 _LIMITS = (
@@ -153,3 +45,65 @@ def _umask() -> int:
 def _open_directory() -> int:
     with explaining_limits():
         return avoid_std_streams(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLaunch(Launch):
+    """Starts templates and roots. Owns a descriptor until `close`."""
+
+    umask: int = field(default_factory=_umask)
+    """-1 if it is unknown. Then the trainer's umask at that time applies."""
+    directory: int = field(default_factory=_open_directory)  # last of what can fail, because it leaves it open
+    """The working directory, as a descriptor because the directory may be renamed or deleted."""
+
+    def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Start an interpreter as a template. It gets copies of the descriptors."""
+        return self._start("template", channel, traces, stderr)
+
+    def start_root(self, channel: int, _traces: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Start an interpreter as a root. It gets copies of the channel and of stderr: it owns nothing else."""
+        return self._start("root", channel, channel, stderr)
+
+    def _start(self, program: str, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
+        numbers = [str(number) for number in (channel, os.getpid(), traces, self.directory)]
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [*self.command, "-c", _PROGRAM.format(program), *numbers, *self.path],
+            stdin=subprocess.DEVNULL,
+            stdout=None if self.has_stdout else subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=[channel, traces, self.directory],
+            env=self.environ,
+            umask=self.umask,
+        )
+
+    def conditions(self) -> tuple[object, ...]:
+        """Return what an interpreter that was started now would have from then on.
+
+        Two interpreters with equal conditions are interchangeable.
+        """
+        return (
+            self.command,
+            {name: value for name, value in self.environ.items() if name not in SET_BY_LIBRARIES},
+            self.path,
+            self.umask,
+            _identity(self.directory),
+            _identity(1) if self.has_stdout else None,
+            os.sched_getaffinity(0),
+            [resource.getrlimit(number) for number in _LIMITS],
+        )
+
+    def is_current(self) -> bool:
+        """Return whether this process still has the recorded environment, apart from variables that libraries set."""
+        try:
+            is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
+        except OSError:
+            return False
+        return is_same_directory and Launch.is_current(self)
+
+    def copy(self) -> ServerLaunch:
+        """Return the same, with a descriptor of its own."""
+        return replace(self, directory=duplicate(self.directory))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.directory)

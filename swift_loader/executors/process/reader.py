@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox
-from swift_loader.executors.handle import AnyHandle, ResumePoints
-from swift_loader.executors.process.dataset_check import DatasetCheck
-from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
+from swift_loader.executors.handle import Handle, ResumePoints
+from swift_loader.executors.wording import BEFORE_TASKS, Explainer
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.scheduler.messages import (
@@ -28,11 +28,67 @@ from swift_loader.scheduler.messages import (
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.messages import Batch, Frame, Kind, Received, SegmentGone, unpack_frame
+from swift_loader.transport.messages import Batch, BuildReport, Frame, Kind, Received, SegmentGone, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 
-# Decodes the contents of a slot into a batch.
+# Whether all processes have built the same dataset: no I/O ------------------------------------------------------------
+
+_MUST_NOT_CHANGE = (
+    "All processes of a loader must build the same one; otherwise some samples would be lost and others come twice. "
+)
+
+_LENGTH_HINT = (
+    "If it lists files or other data that change while the loader runs, list them once and pass the list in "
+    "dataset_kwargs. If it chooses samples at random, give its generator a fixed seed"
+)
+
+_SAMPLE_HINT = (
+    "Either its constructor uses a random source that the loader doesn't seed, such as numpy.random.default_rng(), "
+    "random.Random(), os.urandom, uuid or the time: give it a fixed seed, or use random, numpy.random or torch's "
+    "default generator, which the loader seeds. Or a file or something else that it reads has changed: don't change "
+    "the dataset's data while the loader runs"
+)
+
+_OFF = ". validate=False turns off this check of samples"
+
+
+class DatasetCheck:
+    """The reports of the processes so far. Thread-safe: workers report to several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards the reports."""
+        self._first: BuildReport | None = None
+        self._checksums: dict[int, int] = {}
+        """dataset index -> checksum of the sample, from the first process that reported it"""
+
+    def compare(self, report: BuildReport, who: str) -> None:
+        """Add a report. Raises `DatasetMismatch` if it differs from an earlier one."""
+        with self._lock:
+            first = self._first = self._first or report
+            if report.num_samples != first.num_samples:
+                raise DatasetMismatch(
+                    f"{who} built a dataset of {report.num_samples} samples, but the first one has "
+                    f"{first.num_samples}. {_MUST_NOT_CHANGE}{_LENGTH_HINT}"
+                )
+            if report.hash_of_text != first.hash_of_text:
+                raise DatasetMismatch(
+                    f"{who} built a dataset with another hash seed than the first one, so sets of strings have another "
+                    f"order. {_MUST_NOT_CHANGE}Set PYTHONHASHSEED before the trainer starts"
+                )
+            for index, checksum in report.checksums:
+                if self._checksums.setdefault(index, checksum) != checksum:
+                    raise DatasetMismatch(
+                        f"{who} built a dataset whose sample at dataset index {index} differs from that of the first "
+                        f"one. {_MUST_NOT_CHANGE}{_SAMPLE_HINT}{_OFF}"
+                    )
+
+    def __repr__(self) -> str:
+        return f"<DatasetCheck of {'nothing' if self._first is None else f'{self._first.num_samples} samples'}>"
+
+
+# Messages -------------------------------------------------------------------------------------------------------------
 
 
 class BatchReader:
@@ -92,7 +148,7 @@ class MessageReader:
             Kind.STREAM_ENDED: self._read_stream_ended,
         }
 
-    def read(self, worker: AnyHandle, received: Received, inbox: Inbox) -> Event | None:
+    def read(self, worker: Handle, received: Received, inbox: Inbox) -> Event | None:
         """Return the event of a message; None if it is of no interest to the scheduler.
 
         `inbox` gets the exception of a signal handler that interrupted the decoding of a batch. Raises `ProtocolError`
@@ -106,7 +162,7 @@ class MessageReader:
             raise ProtocolError(f"{self._explainer.who(worker)} sent an unexpected message: {frame.kind.name}")
         return read(worker, frame, received.descriptors)
 
-    def read_batch(self, worker: AnyHandle, batch: Batch, inbox: Inbox) -> Event:
+    def read_batch(self, worker: Handle, batch: Batch, inbox: Inbox) -> Event:
         """Return the event of a batch that a worker announces, see `read`."""
         started_ns = time.perf_counter_ns()
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
@@ -127,14 +183,14 @@ class MessageReader:
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return answer
 
-    def _take_state(self, worker: AnyHandle, batch: Batch) -> bytes | None:
+    def _take_state(self, worker: Handle, batch: Batch) -> bytes | None:
         """Return the state that came before a batch. From now on, a replacement of the worker would begin with it."""
         state, worker.state = worker.state, None
         if state is not None and worker.tasks:
             self._resumes.note(worker.worker_id, batch.generation, state, worker.tasks[0].work)
         return state
 
-    def _decode(self, worker: AnyHandle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
+    def _decode(self, worker: Handle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
         """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one."""
         if self.on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self.on_segment(segment)
@@ -153,15 +209,15 @@ class MessageReader:
                     return error
                 inbox.interrupt, was_interrupted = error, True  # raised once the batch was decoded again
 
-    def _read_segment(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> None:
+    def _read_segment(self, worker: Handle, frame: Frame, descriptors: list[int]) -> None:
         segment = worker.add_segment(frame, descriptors)
         if self.on_segment is not None:
             self.on_segment(segment)
 
-    def _read_segment_gone(self, worker: AnyHandle, frame: Frame, _: list[int]) -> None:
+    def _read_segment_gone(self, worker: Handle, frame: Frame, _: list[int]) -> None:
         worker.memory.drop(SegmentGone.unpack(frame).slot)
 
-    def _read_ready(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> Event:
+    def _read_ready(self, worker: Handle, frame: Frame, descriptors: list[int]) -> Event:
         report = worker.note_ready(frame, descriptors)
         try:
             self.datasets.compare(report, self._explainer.who(worker))
@@ -169,7 +225,7 @@ class MessageReader:
             return ExecutorFailed(error)
         return Ready(worker.serial, worker.worker_id)
 
-    def _read_sample_failed(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event | None:
+    def _read_sample_failed(self, worker: Handle, frame: Frame, _: list[int]) -> Event | None:
         failed = messages.SampleFailed.unpack(frame)
         generation, sequence = failed.failure.generation, failed.failure.sequence
         if not self._explainer.is_needed(generation) or not worker.tasks:
@@ -177,7 +233,7 @@ class MessageReader:
         failure = self._explainer.sample_failure(failed, worker)
         return SampleFailed(worker.serial, generation, sequence, failure)
 
-    def _read_failure(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_failure(self, worker: Handle, frame: Frame, _: list[int]) -> Event:
         failure = messages.Failure.unpack(frame)
         error = self._explainer.failure(failure, worker)
         if failure.stage in BEFORE_TASKS:
@@ -185,14 +241,14 @@ class MessageReader:
         worker.note_answer()
         return Answered(worker.serial, failure.generation, failure.sequence, error=error)
 
-    def _read_skipped(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_skipped(self, worker: Handle, frame: Frame, _: list[int]) -> Event:
         worker.note_answer()
         return Skipped(worker.serial, frame.generation)
 
-    def _read_state(self, worker: AnyHandle, frame: Frame, _: list[int]) -> None:
+    def _read_state(self, worker: Handle, frame: Frame, _: list[int]) -> None:
         worker.state = messages.State.unpack(frame).snapshot
 
-    def _read_stream_ended(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_stream_ended(self, worker: Handle, frame: Frame, _: list[int]) -> Event:
         ended = messages.StreamEnded.unpack(frame)
         worker.note_answer()
         return StreamEnded(worker.serial, ended.generation, ended.sequence)

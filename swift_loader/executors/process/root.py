@@ -1,7 +1,12 @@
-"""The trainer's handle on a root process, which has imported what datasets need and forks templates on request.
+"""Root processes, each of which has imported what datasets need, and forks templates on request: the trainer's side.
 
-It belongs to the training process, not to a loader. So it has a thread of its own, which lives as long as the root: the
-kernel kills the root when the thread that started it ends. `swift_loader.worker.root` is the other side.
+Usually there is one root, for all loaders of this process. It starts in the background when the first loader is made. A
+loader whose environment differs from the root's gets another root, which takes the place of the first one; that exits
+when its last template has ended. A module whose import fails, or leaves threads or open files behind, is remembered:
+loaders that need it start interpreters of their own. The environment variable SWIFT_LOADER_ROOT=0 switches roots off.
+
+A root has a thread of its own, which lives as long as the root: the kernel kills the root when the thread that started
+it ends. `swift_loader.worker.root` is the other side.
 
     WANTED ──start──► RUNNING ──refusal, retire──► RETIRED ──last template──► ended        by `refusal` and the process
 """
@@ -9,7 +14,9 @@ kernel kills the root when the thread that started it ends. `swift_loader.worker
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
+import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -17,30 +24,40 @@ from functools import partial
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.executors.fleet import stop_processes
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.launch import Conditions, Launch
+from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread
 from swift_loader.executors.process.template import ServerProcess
 from swift_loader.transport.channel import Channel, explaining_limits
 from swift_loader.transport.messages import Frame, Kind
 from swift_loader.transport.template_messages import Blank, Exited, Fork, Forked, Refused, Warmed
+from swift_loader.worker.process import has_greenlets, is_importing
 
-# A template that was forked from the root, before it knows which loader it serves.
+SWITCH = "SWIFT_LOADER_ROOT"
 
 
 class BlankTemplate:
-    """A fork of the root. It waits for its descriptors; see `ChildProcess` for the process that it is then."""
+    """A fork of the root that was asked for, before it knows which loader it serves. Closed, it exits.
 
-    def __init__(self, channel: Channel) -> None:
-        self.pid = -1
-        """Known once the root has forked."""
+    It waits for its descriptors; see `ChildProcess` for the process that it is then.
+    """
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        """Ask for nothing yet. `modules`: what it must have imported.
+
+        Raises `NoDescriptorsLeft`.
+        """
+        self.modules = modules
+        self.forked: Future[int] = Future()
+        """Its process id, or `RootRefused`."""
         self.exited: Future[int] = Future()
         """The exit code. It stays pending if the root ends first."""
-        self._channel = channel
+        self._channel, self.theirs = Channel.pair()
+        """`theirs` is for the fork alone; whoever sends it closes it here."""
         FORKS.holders.add(self)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptor that it owns; -1 once closed."""
-        return [self._channel.fileno()]
+        """Return the descriptors that it owns; -1 for those that are closed."""
+        return [self._channel.fileno(), self.theirs.fileno()]
 
     def start(self, channel: int, traces: int, stderr: int) -> BlankTemplate:
         """Make it a template, which gets copies of the descriptors. If it is gone, the trainer notices that later."""
@@ -53,6 +70,17 @@ class BlankTemplate:
         """Let it exit, unless it was started. Idempotent."""
         self._channel.close()
 
+    def refuse(self, refusal: RootRefused) -> None:
+        """Say that there is no fork."""
+        self.close()
+        self.theirs.close()
+        self.forked.set_exception(refusal)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, once it is forked."""
+        return self.forked.result()
+
     @property
     def returncode(self) -> int | None:
         """The exit code, if it has ended and the root has said so."""
@@ -64,15 +92,6 @@ class BlankTemplate:
             return self.exited.result(timeout)
         except FutureTimeoutError:
             raise subprocess.TimeoutExpired("a fork of the root", timeout or 0.0) from None
-
-    def __repr__(self) -> str:
-        return f"<BlankTemplate pid {self.pid}>"
-
-
-def discard(answer: Future[BlankTemplate]) -> None:
-    """Let a fork exit that nobody waits for any more."""
-    if answer.exception() is None:
-        answer.result().close()
 
 
 class RootRefused(Exception):
@@ -87,7 +106,7 @@ class RootRefused(Exception):
 class _RootProcess(ServerProcess):
     """The process of a root, which gets its messages."""
 
-    def __init__(self, launch: Launch, root: Root) -> None:
+    def __init__(self, launch: ServerLaunch, root: Root) -> None:
         """Start it."""
         self._root = root
         super().__init__(launch.start_root)
@@ -103,7 +122,7 @@ class _RootProcess(ServerProcess):
 class Root(LoopThread):
     """One root process. It starts with the first request. Any thread may call its methods, which return at once."""
 
-    def __init__(self, launch: Launch, conditions: Conditions) -> None:
+    def __init__(self, launch: ServerLaunch, conditions: tuple[object, ...]) -> None:
         """Start nothing. `launch` starts the interpreter, and is closed with this object."""
         super().__init__("root")
         self.conditions = conditions
@@ -114,8 +133,8 @@ class Root(LoopThread):
         self._launch = launch
         self._process: _RootProcess | None = None
         self._num_requests = 0
-        self._asked: dict[int, tuple[tuple[str, ...], BlankTemplate | None, Future[BlankTemplate] | None]] = {}
-        """The requests that weren't answered, by number."""
+        self._asked: dict[int, tuple[tuple[str, ...], BlankTemplate | None]] = {}
+        """The requests that weren't answered, by number: the modules, and the fork if one is wanted."""
         self._templates: dict[int, BlankTemplate] = {}
         """Those that haven't ended, by the number of the request."""
 
@@ -129,12 +148,12 @@ class Root(LoopThread):
         """Have it import modules."""
         self.submit(partial(self._ask, modules, None))
 
-    def fork(self, modules: tuple[str, ...]) -> Future[BlankTemplate]:
-        """Have it import modules, and fork. The future may hold `RootRefused`."""
-        answer: Future[BlankTemplate] = Future()
-        if not self.submit(partial(self._ask, modules, answer)):
-            answer.set_exception(RootRefused("it has ended"))
-        return answer
+    def fork(self, modules: tuple[str, ...]) -> BlankTemplate:
+        """Have it import modules, and fork. Raises `NoDescriptorsLeft`."""
+        blank = BlankTemplate(modules)
+        if not self.submit(partial(self._ask, modules, blank)):
+            blank.refuse(RootRefused("it has ended"))
+        return blank
 
     def retire(self) -> None:
         """Let it exit once its templates have ended. Idempotent."""
@@ -163,31 +182,26 @@ class Root(LoopThread):
 
     # Its thread -------------------------------------------------------------------------------------------------------
 
-    def _ask(self, modules: tuple[str, ...], answer: Future[BlankTemplate] | None) -> None:
+    def _ask(self, modules: tuple[str, ...], blank: BlankTemplate | None) -> None:
+        if not self.is_open:
+            self.refusal = self.refusal or RootRefused("it has ended")
         if self.refusal is None and self._process is None:
             self._start()
-        if self.refusal is not None:
-            if answer is not None:
-                answer.set_exception(self.refusal)
-            return
-        assert self._process is not None
-        self._num_requests += 1
-        number, blank, attached = self._num_requests, None, []
-        try:
-            if answer is not None:
-                ours, theirs = Channel.pair()
-                blank, attached = BlankTemplate(ours), [theirs]
-            self._process.send(Blank(number, modules).pack(), *(channel.fileno() for channel in attached))
-        except (OSError, ProtocolError) as error:  # no descriptors are left, or there are too many modules
-            if blank is not None:
-                blank.close()
-            if answer is not None:
-                answer.set_exception(RootRefused(str(error)))
-            return
-        finally:
-            for channel in attached:
-                channel.close()
-        self._asked[number] = modules, blank, answer
+        refusal = self.refusal
+        if refusal is None:
+            assert self._process is not None
+            self._num_requests += 1
+            self._asked[self._num_requests] = modules, blank
+            try:
+                theirs = [] if blank is None else [blank.theirs.fileno()]
+                self._process.send(Blank(self._num_requests, modules).pack(), *theirs)
+            except (OSError, ProtocolError) as error:  # no descriptors are left, or there are too many modules
+                del self._asked[self._num_requests]
+                refusal = RootRefused(str(error))
+        if blank is not None:
+            blank.theirs.close()
+            if refusal is not None:
+                blank.refuse(refusal)
 
     def _start(self) -> None:
         try:
@@ -219,13 +233,11 @@ class Root(LoopThread):
         """Take in one of its messages."""
         if frame.kind is Kind.FORKED:
             forked = Forked.unpack(frame)
-            modules, blank, answer = self._asked.pop(forked.worker)
+            modules, blank = self._asked.pop(forked.worker)
             self.imported |= set(modules)
             assert blank is not None
-            assert answer is not None
-            blank.pid = forked.pid
             self._templates[forked.worker] = blank
-            answer.set_result(blank)
+            blank.forked.set_result(forked.pid)
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
             self._templates.pop(exited.worker).exited.set_result(exited.exit_code)
@@ -246,7 +258,7 @@ class Root(LoopThread):
         self._take_in()
         if self._process is not None:
             self._process.wait_exit_code()
-        importing = [modules for modules, *_ in self._asked.values()]
+        importing = [modules for modules, _ in self._asked.values()]
         self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
     def _retire(self) -> None:
@@ -263,10 +275,9 @@ class Root(LoopThread):
     def _refuse(self, refusal: RootRefused) -> None:
         self.refusal = self.refusal or refusal
         asked, self._asked = self._asked, {}
-        for _, blank, answer in asked.values():
-            if blank is not None and answer is not None:
-                blank.close()
-                answer.set_exception(self.refusal)
+        for _, blank in asked.values():
+            if blank is not None:
+                blank.refuse(self.refusal)
 
     def note_failure(self, error: BaseException) -> None:
         """End the thread: nothing comes from the root any more."""
@@ -280,3 +291,116 @@ class Root(LoopThread):
         return (
             f"<Root {self._state.value}, {len(self._templates)} templates{'' if self.refusal is None else ', refused'}>"
         )
+
+
+class Roots:
+    """The current root, and former ones that still have templates. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: Root | None = None
+        self._former: list[Root] = []
+        self._unfit: set[str] = set()
+        """The modules that no root may import."""
+
+    def warm(self, modules: tuple[str, ...]) -> None:
+        """Have the root import modules, and start it if there is none. Returns at once, and raises no error."""
+        if is_importing() or has_greenlets() or not _are_on():
+            return
+        with contextlib.suppress(SwiftLoaderError, OSError):  # a loader that starts will say it
+            launch = ServerLaunch()
+            try:
+                with self._lock:
+                    root = self._root_for(launch, may_start=True)
+                    assert root is not None
+                    root.warm(tuple(name for name in modules if name not in self._unfit))
+            finally:
+                launch.close()
+
+    def fork(self, launch: ServerLaunch, modules: tuple[str, ...], *, may_start: bool) -> BlankTemplate | None:
+        """Ask for a template, a fork of the root. Returns at once.
+
+        `launch`: the environment that the template must have. `modules`: what it will import. `may_start`: start
+        another root if the current one has another environment.
+
+        If it is refused, a second call may have more success. Returns None if there is no root for this.
+        """
+        with self._lock:
+            self._look_after()
+            if not _are_on() or not self._unfit.isdisjoint(modules):
+                return None
+            root = self._root_for(launch, may_start=may_start)
+            return None if root is None else root.fork(modules)
+
+    def fork_ahead(self, launch: ServerLaunch, modules: tuple[str, ...]) -> BlankTemplate | None:
+        """Ask for a template before it is known which modules it will need. Returns at once.
+
+        `launch`: the environment that the template must have. `modules`: those that are known already. Returns None if
+        there is no root that has imported those.
+        """
+        with self._lock:
+            self._look_after()
+            root = self._root_for(launch, may_start=False) if _are_on() else None
+            if root is None or not root.imported or not root.imported.issuperset(modules):
+                return None
+            return root.fork((*root.imported,))
+
+    def give_up(self, modules: tuple[str, ...]) -> None:
+        """Kill the root, because it takes too long to import modules."""
+        with self._lock:
+            self._unfit.update(modules)
+            if self._current is not None:
+                self._current.kill()
+                self._former.append(self._current)
+                self._current = None
+
+    def stop(self) -> None:
+        """End all roots, and their templates. Blocks for 2.2 s at most for each. The next loader starts another one."""
+        with self._lock:
+            roots = [*self._former, *([] if self._current is None else [self._current])]
+            self._current, self._former = None, []
+        for root in roots:
+            root.close()
+
+    def forget(self) -> None:
+        """Begin anew in a fork, which has none of the parent's roots."""
+        self._lock = threading.Lock()
+        self._current, self._former = None, []
+
+    def _root_for(self, launch: ServerLaunch, *, may_start: bool) -> Root | None:
+        self._look_after()
+        conditions = launch.conditions()
+        root = self._current
+        if root is not None and root.conditions == conditions:
+            return root
+        if not may_start:
+            return None
+        if root is not None:
+            root.retire()
+            self._former.append(root)
+        self._current = Root(launch.copy(), conditions)
+        return self._current
+
+    def _look_after(self) -> None:
+        """Learn why the current root forks no more, and close those that have ended."""
+        root = self._current
+        if root is not None and root.refusal is not None:
+            self._unfit.update(root.refusal.unfit)
+            self._former.append(root)
+            self._current = None
+        for former in [former for former in self._former if not former.is_open]:
+            self._former.remove(former)
+            former.close()
+
+    def __repr__(self) -> str:
+        return f"<Roots {self._current!r}, {len(self._former)} former>"
+
+
+def _are_on() -> bool:
+    return os.environ.get(SWITCH, "") != "0"
+
+
+ROOTS = Roots()
+"""One per process, because what it saves is repeated by all loaders of a process."""
+
+os.register_at_fork(after_in_child=ROOTS.forget)

@@ -10,19 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 
 from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.process.deaths import ForkWatch, attached, died
 from swift_loader.executors.process.diagnostics import Diagnostics
-from swift_loader.executors.process.launch import Launch
+from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
-from swift_loader.executors.process.root import BlankTemplate, discard
-from swift_loader.executors.process.roots import ROOTS
+from swift_loader.executors.process.root import ROOTS, BlankTemplate
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
-from swift_loader.executors.process.trainer_fork import Start, TrainerFork
+from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
+from swift_loader.executors.wording import attached, died
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel, explaining_limits
@@ -44,7 +42,7 @@ _IMPORT_LIMIT_S = 60.0
 class TemplateStarts:
     """Starts interpreters and asks for forks of the root, in one recorded environment."""
 
-    def __init__(self, launch: Launch, modules: tuple[str, ...], start_method: StartMethod) -> None:
+    def __init__(self, launch: ServerLaunch, modules: tuple[str, ...], start_method: StartMethod) -> None:
         """`launch` is closed with this object. `modules`: what a template will import, as far as it is known yet.
 
         `start_method`: `SPAWN` never uses the root.
@@ -52,8 +50,8 @@ class TemplateStarts:
         self._launch = launch
         self._modules = modules
         self._uses_root = start_method is StartMethod.TEMPLATE
-        self._ahead: tuple[Future[BlankTemplate], frozenset[str]] | None = None
-        """A fork that was asked for while the payload was written, and the modules that it has."""
+        self._ahead: BlankTemplate | None = None
+        """A fork that was asked for while the payload was written."""
 
     def ask_ahead(self) -> None:
         """Ask the root for the first template, if it is likely to have what is needed."""
@@ -74,7 +72,8 @@ class TemplateStarts:
 
     def close(self) -> None:
         """Close the descriptor, and let a fork exit that wasn't used."""
-        self._take_ahead(None)
+        if self._ahead is not None:
+            self._ahead.close()
         self._launch.close()
 
     def next(self, thread: LoopThread, *, is_first: bool) -> tuple[Start, BlankTemplate | None]:
@@ -89,33 +88,30 @@ class TemplateStarts:
     def _fork_root(self, thread: LoopThread, *, is_first: bool) -> BlankTemplate | None:
         """Return a fork of the root. None if there is no root for this loader."""
         for _ in range(_MAX_ROOTS):
-            request = self._take_ahead(frozenset(self._modules))
-            request = request or ROOTS.fork(self._launch, self._modules, may_start=is_first)
-            if request is None:
+            blank = self._take_ahead(frozenset(self._modules))
+            blank = blank or ROOTS.fork(self._launch, self._modules, may_start=is_first)
+            if blank is None:
                 return None
-            request.add_done_callback(lambda _: thread.wake())
+            blank.forked.add_done_callback(lambda _: thread.wake())
             try:
-                is_answered = thread.run_until(request.done, _IMPORT_LIMIT_S)
+                is_answered = thread.run_until(blank.forked.done, _IMPORT_LIMIT_S)
             except BaseException:
-                request.add_done_callback(discard)
+                blank.close()
                 raise
             if not is_answered:
-                request.add_done_callback(discard)
+                blank.close()
                 ROOTS.give_up(self._modules)
-            elif request.exception() is None:
-                return request.result()
+            elif blank.forked.exception() is None:
+                return blank
         return None
 
-    def _take_ahead(self, needed: frozenset[str] | None) -> Future[BlankTemplate] | None:
-        """Return the fork that was asked for ahead, if it has these modules. Else, or for None, let it exit."""
+    def _take_ahead(self, needed: frozenset[str]) -> BlankTemplate | None:
+        """Return the fork that was asked for ahead, if it has these modules. Else let it exit."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        if ahead is not None and not needed.issubset(ahead.modules):
+            ahead.close()
             return None
-        request, modules = ahead
-        if needed is not None and needed <= modules:
-            return request
-        request.add_done_callback(discard)
-        return None
+        return ahead
 
 
 ANSWER_LIMIT_S = 30.0
@@ -201,7 +197,7 @@ class Starter(LoopThread):
             except Stopped:
                 raise LoaderClosed("the loader was closed; make a new one") from None
             return
-        starts, descriptor = TemplateStarts(Launch.of_this_process(), spec.modules, self._start_method), -1
+        starts, descriptor = TemplateStarts(ServerLaunch(), spec.modules, self._start_method), -1
         try:
             starts.ask_ahead()
             layout, descriptor, fleet.definitions = _write_payload(spec)

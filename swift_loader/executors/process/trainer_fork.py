@@ -12,11 +12,13 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import platform
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -239,3 +241,55 @@ def _definitions(spec: WorkerSpec) -> Iterator[object]:
     for thing in (*given, *(vars(main).values() if main is not None else ())):
         if isinstance(thing, (type, FunctionType)) and travels_by_value(thing):
             yield thing
+
+
+# Finds forks that hang ------------------------------------------------------------------------------------------------
+
+_FUTEX, _POLLS = {"x86_64": (202, (7, 271)), "aarch64": (98, (73,))}.get(platform.machine(), (-1, ()))
+"""The numbers of the system calls that wait for a lock, and for descriptors."""
+
+_WAITS = (0, 9)
+"""FUTEX_WAIT and FUTEX_WAIT_BITSET, from <linux/futex.h>."""
+
+_PRIVATE = 128
+"""FUTEX_PRIVATE_FLAG: no other process can free the lock."""
+
+
+class ForkWatch:
+    """Finds forks of the trainer that wait for ever: a lock of a thread that wasn't forked stays locked in them."""
+
+    look_s = 2.0
+    """How often they are looked at. Two looks show that one hangs."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+        """Since when each process has waited."""
+
+    def finds(self, pid: int) -> bool:
+        """Return whether a process hangs. To be called again and again, as the first look never finds it."""
+        if not _waits_for_ever(pid):
+            self._since_s.pop(pid, None)
+            return False
+        now_s = time.monotonic()
+        return now_s - self._since_s.setdefault(pid, now_s) >= 0.9 * self.look_s
+
+
+def _waits_for_ever(pid: int) -> bool:
+    """Return whether a process waits, without a limit, for a lock that only its own threads can free, and has none.
+
+    It may have the thread that writes its stacks, which waits for the trainer. False if the kernel doesn't tell.
+    """
+    try:
+        calls = [_system_call(pid, int(thread)) for thread in os.listdir(f"/proc/{pid}/task") if int(thread) != pid]
+        number, _, operation, _, limit = _system_call(pid, pid)
+    except (OSError, ValueError):
+        return False
+    is_alone = len(calls) <= 1 and all(call and call[0] in _POLLS for call in calls)
+    is_private = operation & _PRIVATE != 0 and operation & 15 in _WAITS
+    return is_alone and number == _FUTEX and is_private and not limit
+
+
+def _system_call(pid: int, thread: int) -> list[int]:
+    """Return the number and the first arguments of the system call that a thread is in. Empty if it runs."""
+    with open(f"/proc/{pid}/task/{thread}/syscall", encoding="ascii") as line:
+        return [int(word, 0) for word in line.read().split()[:5] if word != "running"]

@@ -254,7 +254,7 @@ class Actor:
         return f"<Actor, {self.describe()}>"
 
 
-class ActorHandle(Handle[Actor, Actor]):
+class ActorHandle(Handle):
     """A worker that is an actor."""
 
     memory: ActorMemory
@@ -262,7 +262,8 @@ class ActorHandle(Handle[Actor, Actor]):
     @property
     def place(self) -> str:
         """Where it runs."""
-        return self.process.describe()
+        described: str = self.process.describe()
+        return described
 
     def drain(self, reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
         """Add the events of all answers that are here. `inbox` gets what interrupts the decoding."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,14 +20,13 @@ from typing import Any
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.handle import AnyHandle, HandledProcess
+from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.inbox import WorkerInbox
-from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by_ray
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
-from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.executors.wording import LOADER_WORDING, Wording, died
 from swift_loader.options import DeliveryOptions
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
@@ -61,7 +60,7 @@ _DISCONNECTED = (
 class ActorInbox(_Inbox):
     """Listens to nothing but its bell."""
 
-    def __init__(self, fleet: ActorFleet, reader: MessageReader, posted: deque[Event | AnyHandle]) -> None:
+    def __init__(self, fleet: ActorFleet, reader: MessageReader, posted: deque[Event | Handle]) -> None:
         super().__init__(reader, posted)
         self._fleet = fleet
 
@@ -195,21 +194,19 @@ class ActorFleet(Fleet):
 
     # The first build --------------------------------------------------------------------------------------------------
 
-    def wait_built(
-        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
-    ) -> tuple[int, float]:
+    def wait_built(self, *, warns: bool = False) -> tuple[int, float]:
         """Start the actors, unless that was done. Wait until one of them has built the dataset; see `Fleet`.
 
-        With `on_wait`, also warns if no actor has room. Raises `WorkerDied` if all actors were lost, `WorkerStalled` if
+        With `warns`, also warns if no actor has room. Raises `WorkerDied` if all actors were lost, `WorkerStalled` if
         none has found room within `placement_timeout`.
         """
         self.start_first()
         steps = [
-            (self._wanted.placement_warning, False, on_wait and self._warn_of_placement),
+            (self._wanted.placement_warning if warns else None, False, self._warn_of_placement),
             (self._wanted.placement_timeout, False, self._give_up),
-            (patience_s, True, on_wait),
+            (self.options.stall_warning_s if warns else None, True, self.warn_of_build),
         ]
-        due = [(after_s, is_of_building, step) for after_s, is_of_building, step in steps if after_s and step]
+        due = [(after_s, is_of_building, step) for after_s, is_of_building, step in steps if after_s]
         due.sort(key=lambda one: one[0])
         while (built := self._first_build or self._look()) is None:
             left_s = due[0][0] + self._began_s - time.monotonic() if due else _MAX_WAIT_S
@@ -297,7 +294,7 @@ class ActorFleet(Fleet):
             else:
                 self._watch_placement()
 
-    def explain(self, worker: AnyHandle | None) -> str:
+    def explain(self, worker: Handle | None) -> str:
         """Return what Ray says of an actor's end; without an actor, how many have no place."""
         if worker is None:
             return f". {self._unplaced_text()}" if self._num_unplaced() else ""
@@ -311,7 +308,7 @@ class ActorFleet(Fleet):
         """The loop's, and one for the thread that takes over while the loop is busy."""
         return 2
 
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> WorkerInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> WorkerInbox:
         """Return an inbox."""
         return ActorInbox(self, reader, posted)
 
@@ -342,7 +339,7 @@ class ActorFleet(Fleet):
             self.post(worker)
         self._watch_placement()
 
-    def forget(self, worker: AnyHandle) -> None:
+    def forget(self, worker: Handle) -> None:
         """Do nothing: `reap` closes what it sends."""
 
     # Acting -----------------------------------------------------------------------------------------------------------
@@ -359,16 +356,16 @@ class ActorFleet(Fleet):
         if self._store is not None:
             self._store.slots.max_free = self.options.limits.max_in_flight + 1
 
-    def reap(self, worker: AnyHandle) -> None:
+    def reap(self, worker: Handle) -> None:
         """Say how an actor ended, by an event. It is killed if it lives."""
         worker.process.close()
         self.post(Ended(worker.serial, Death(None, bool(worker.tasks) and worker.process.has_crashed)))
 
-    def dismiss(self, worker: AnyHandle) -> None:
+    def dismiss(self, worker: Handle) -> None:
         """End an actor that has nothing left to do."""
         worker.process.kill()
 
-    def kill(self, worker: AnyHandle) -> None:
+    def kill(self, worker: Handle) -> None:
         """End an actor that hangs."""
         worker.channel.drop_results()
         worker.process.kill()
@@ -426,7 +423,7 @@ class MixedFleet(Fleet):
         self.inboxes = remote.inboxes = local.inboxes
         self.posted = remote.posted = local.posted
 
-    def _of(self, worker: AnyHandle) -> Fleet:
+    def _of(self, worker: Handle) -> Fleet:
         return self.remote if worker.serial >= FIRST_SERIAL else self.local
 
     def get(self, serial: int) -> Any:
@@ -453,11 +450,9 @@ class MixedFleet(Fleet):
         self.local.start_ahead()
         self.definitions = self.local.definitions  # all workers got the same
 
-    def wait_built(
-        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
-    ) -> tuple[int, float]:
+    def wait_built(self, *, warns: bool = False) -> tuple[int, float]:
         """Wait until a process here has built the dataset."""
-        return self.local.wait_built(on_wait, patience_s)
+        return self.local.wait_built(warns=warns)
 
     def ask_for_stacks(self) -> str:
         """Return the Python stacks of that process."""
@@ -467,7 +462,7 @@ class MixedFleet(Fleet):
         """Return whether another start would build the same."""
         return self.local.is_current()
 
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | AnyHandle]) -> WorkerInbox:
+    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> WorkerInbox:
         """Return one of the processes."""
         return self.local.make_inbox(reader, posted)
 
@@ -486,7 +481,7 @@ class MixedFleet(Fleet):
         """Start a process or an actor."""
         (self.local if worker_id < self.options.num_local else self.remote).start_worker(worker_id)
 
-    def forget(self, worker: AnyHandle) -> None:
+    def forget(self, worker: Handle) -> None:
         """Stop listening to a worker."""
         self._of(worker).forget(worker)
 
@@ -504,19 +499,19 @@ class MixedFleet(Fleet):
         self.local.resize(min(num_workers, self.options.num_local), limits)
         self.remote.resize(num_workers, limits)
 
-    def reap(self, worker: AnyHandle) -> None:
+    def reap(self, worker: Handle) -> None:
         """Find out how a worker ended."""
         self._of(worker).reap(worker)
 
-    def dismiss(self, worker: AnyHandle) -> None:
+    def dismiss(self, worker: Handle) -> None:
         """Have a worker end that has nothing left to do."""
         self._of(worker).dismiss(worker)
 
-    def kill(self, worker: AnyHandle) -> None:
+    def kill(self, worker: Handle) -> None:
         """End a worker that hangs."""
         self._of(worker).kill(worker)
 
-    def release(self, worker: AnyHandle) -> list[Segment]:
+    def release(self, worker: Handle) -> list[Segment]:
         """Close a worker that was reaped."""
         return self._of(worker).release(worker)
 
@@ -524,7 +519,7 @@ class MixedFleet(Fleet):
         """Replace the template of the processes."""
         self.local.replace_template()
 
-    def explain(self, worker: AnyHandle | None) -> str:
+    def explain(self, worker: Handle | None) -> str:
         """Return what Ray says."""
         return "" if worker is None else self._of(worker).explain(worker)
 
