@@ -17,7 +17,6 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
-from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import (
     NO_SLOT,
     Batch,
-    FailureStage,
     Frame,
     Identity,
     Kind,
@@ -37,11 +34,10 @@ from swift_loader.transport.messages import (
     Received,
     unpack_frame,
 )
-from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
+from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.segments import PrivateSlots
 from swift_loader.worker.build import ThreadUsage
-from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.loop import DatasetBuilder, TaskLoop
+from swift_loader.worker.loop import TaskLoop, start_fresh
 
 _OURS = str(Path(__file__).parent)
 
@@ -119,24 +115,15 @@ class BatchActor:
         _settle(payload)
         layout = PayloadLayout.unpack(unpack_frame(memoryview(payload.layout)))
         memory = np.array(payload.memory)  # a dataset may write to its arrays, and other actors read the payload
-        environment = read_environment(layout, memory)
-        sys.argv[:] = environment.argv
-        identify(serial)
-        failpoint(Failpoint.WORKER_BOOT)
-        builder = DatasetBuilder(partial(read_payload, layout, memory), environment)
-        try:
-            builder.read()
-        except Exception as error:
-            self._channel.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
-            return Answer(self._channel.take_sent(), None)
         if identity is not None:
             self._channel.feed([identity.pack()])
-        service = builder.start_service(serial, self._channel, ThreadUsage())
+        service = start_fresh(layout, memory, serial, self._channel, ThreadUsage())
         if service is not None:
-            self._channel.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
-            self._loop = TaskLoop(self._channel, service.builder, self._slots)
+            builder, report = service
+            self._channel.send(Ready(UNKNOWN_ADDRESS, report).pack())
+            self._loop = TaskLoop(self._channel, builder, self._slots)
             self._loop.newest_generation = self._newest
-            self._counters = service.builder.samples.counters
+            self._counters = builder.samples.counters
         return Answer(self._channel.take_sent(), None)
 
     def build(self, messages: Sequence[bytes]) -> Answer:

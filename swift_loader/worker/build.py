@@ -10,7 +10,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from swift_loader.worker.stream import StreamSamples
 from swift_loader.worker.torch_worker import TorchIdentity
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 # CPU time of a worker, and how long it was ready to run but had no core -----------------------------------------------
 
@@ -69,7 +68,7 @@ class ProcessUsage:
     """Measures this process, whose only task is to build batches: from the end of one batch to the end of the next.
 
     Linux tells the run delay of the main thread alone, in /proc/self/schedstat. Without that file, it isn't measured.
-    The process that builds batches makes it, so after a fork. It owns a descriptor from the first reading on.
+    The process that builds batches makes it, so after a fork. It keeps a descriptor from the first reading on.
     """
 
     def __init__(self) -> None:
@@ -80,14 +79,6 @@ class ProcessUsage:
         self._num_batches = 0
         self._descriptor: int | None = None
         """None: not opened yet. -1: there is nothing to read."""
-
-    def __enter__(self) -> ProcessUsage:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def begin(self) -> None:
         """Do nothing: a batch begins where the one before has ended."""
@@ -117,16 +108,6 @@ class ProcessUsage:
         except (OSError, ValueError, IndexError, AttributeError):  # also if the user's code closed our descriptor
             self._descriptor = -1
             return NOT_MEASURED
-
-    def close(self) -> None:
-        """Close the descriptor. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor is not None and descriptor >= 0:
-            with suppress(OSError):  # as above
-                os.close(descriptor)
-
-    def __repr__(self) -> str:
-        return f"<ProcessUsage of {self._num_batches} batches>"
 
 
 Usage = ThreadUsage | ProcessUsage

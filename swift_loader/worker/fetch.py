@@ -245,7 +245,7 @@ class PlannedSamples(Samples):
             replaced_by = self._replace(error, fetching)
         else:
             position += len(failures)  # all of them were left out
-            self.seeding.leave_out(fetching)
+            self.seeding.replace(fetching)
             self.counters.leave_out()
         failure = describe_failure(error, FailureStage.FETCH, self._definitions, index=index)
         failures.append(SampleFailed(position, replaced_by, failure))

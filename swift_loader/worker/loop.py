@@ -12,15 +12,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.counters import NUM_BEGUN
-from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import (
     Batch,
     BuildReport,
@@ -40,7 +44,7 @@ from swift_loader.transport.messages import (
     pack_frame,
     unpack_frame,
 )
-from swift_loader.transport.payload import Environment
+from swift_loader.transport.payload import Environment, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.transport.slots import RecycledSlots
 from swift_loader.transport.task import Task
@@ -95,34 +99,6 @@ class AnnouncedSlots(RecycledSlots[Segment]):
     def drop(self, slot: int) -> None:
         """Tell the trainer."""
         self._channel.send(SegmentGone(slot).pack())
-
-
-def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport, kept: Sequence[Segment]) -> None:
-    """Serve until the trainer closes the channel or dies. Owns the channel. `report` is sent to the trainer.
-
-    `kept`: memory of an earlier worker.
-
-    Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
-    """
-    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        announce(channel, builder, report, kept).serve()
-    failpoint(Failpoint.WORKER_STOP)
-
-
-def announce(channel: Channel, builder: BatchBuilder, report: BuildReport, kept: Sequence[Segment] = ()) -> TaskLoop:
-    """Tell the trainer that the worker is ready. Return what answers its tasks. The arguments are `run_worker`'s.
-
-    Raises `BrokenPipeError`, sometimes `ConnectionResetError`, if the trainer is gone.
-    """
-    descriptor = builder.samples.counters.share()
-    try:
-        channel.send(Ready(builder.samples.counters.length_address(), report).pack(), [descriptor])
-    finally:
-        os.close(descriptor)
-    slots = AnnouncedSlots(channel)
-    for segment in kept:  # the trainer has them already, as the first slots
-        slots.release(slots.adopt(segment))
-    return TaskLoop(channel, builder, slots)
 
 
 class TaskLoop:
@@ -229,14 +205,8 @@ class TaskLoop:
 # The payload's content and the dataset --------------------------------------------------------------------------------
 
 
-class Service(NamedTuple):
-    """What a worker serves with."""
-
-    builder: BatchBuilder
-    report: BuildReport
-    """Describes its dataset."""
-    kept: Sequence[Segment] = ()
-    """Memory of an earlier worker."""
+Service = tuple[BatchBuilder, BuildReport]
+"""What a worker serves with, and what describes its dataset."""
 
 
 class DatasetBuilder:
@@ -317,14 +287,28 @@ class DatasetBuilder:
         return report(self._num_samples)
 
     def run_worker(self, worker: int, channel: Channel) -> None:
-        """Serve the channel as a worker. Builds the dataset first if this process has none."""
-        with ProcessUsage() as usage:
-            service = self.start_service(worker, channel, usage)
-            if service is not None:
-                run_worker(channel, *service)
+        """Serve the channel as a worker, until the trainer closes it or dies. Builds the dataset if there is none.
+
+        Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
+        """
+        service = self.start_service(worker, channel, ProcessUsage())
+        if service is None:
+            return
+        builder, reported = service
+        counters, slots = builder.samples.counters, AnnouncedSlots(channel)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
+            descriptor = counters.share()
+            try:
+                channel.send(Ready(counters.length_address(), reported).pack(), [descriptor])
+            finally:
+                os.close(descriptor)
+            for segment in self._kept:  # the trainer has them already, as the first slots
+                slots.release(slots.adopt(segment))
+            TaskLoop(channel, builder, slots).serve()
+        failpoint(Failpoint.WORKER_STOP)
 
     def start_service(self, worker: int, channel: TaskChannel, usage: Usage) -> Service | None:
-        """Build the dataset if this process has none. Return what a worker serves with; None if that failed.
+        """Build the dataset if this process has none. Return what serves it, and the report; None if that failed.
 
         The trainer was told of a failure then, unless it is gone. `usage` measures what builds batches.
         """
@@ -346,7 +330,7 @@ class DatasetBuilder:
         builder = BatchBuilder(
             self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker, usage=usage
         )
-        return Service(builder, reported, self._kept)
+        return builder, reported
 
     def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:
         """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.
@@ -369,6 +353,23 @@ class DatasetBuilder:
         )
         torch_worker.begin(plan.order.seed)
         return torch_worker
+
+
+def start_fresh(
+    layout: PayloadLayout, memory: NDArray[np.uint8], serial: int, channel: TaskChannel, usage: Usage
+) -> Service | None:
+    """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
+    environment = read_environment(layout, memory)
+    sys.argv[:] = environment.argv
+    identify(serial)
+    failpoint(Failpoint.WORKER_BOOT)
+    builder = DatasetBuilder(partial(read_payload, layout, memory), environment)
+    try:
+        builder.read()
+    except Exception as error:
+        channel.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
+        return None
+    return builder.start_service(serial, channel, usage)
 
 
 def _explain(error: RecursionError) -> None:

@@ -31,14 +31,14 @@ import numpy as np
 from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.threads import LoaderThread
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
-from swift_loader.transport.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
-from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
+from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.worker.build import ProcessUsage
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.loop import AnnouncedSlots, DatasetBuilder, Service, TaskLoop
+from swift_loader.worker.loop import AnnouncedSlots, TaskLoop, start_fresh
 from swift_loader.worker.process import lead_group, run_and_exit
 
 
@@ -66,8 +66,9 @@ def main() -> NoReturn:
     if sys.platform != "win32":
         lead_group()
     tasks, requests = (open_inherited(int(number)) for number in sys.argv[1:3])
-    names, serial = SegmentNames(sys.argv[3]), int(sys.argv[4])
-    run_and_exit(partial(_be_worker, _Link(PipeChannel(tasks), PipeChannel(requests), _Segments(names)), serial))
+    channel, serial = PipeChannel(tasks), int(sys.argv[4])
+    slots = _NamedSlots(channel, SegmentNames(sys.argv[3]))
+    run_and_exit(partial(_be_worker, _Link(channel, PipeChannel(requests), slots), serial))
 
 
 def _reset_signals() -> None:
@@ -88,7 +89,7 @@ def _be_worker(link: _Link, serial: int) -> int:
         link.is_abandoned = True  # the trainer is gone; the reading thread may not have noticed it yet
         return 0
     finally:
-        link.segments.clean_up(is_abandoned=link.is_abandoned)
+        link.slots.clean_up(is_abandoned=link.is_abandoned)
 
 
 def _receive_payload(link: _Link, serial: int) -> int:
@@ -102,61 +103,36 @@ def _receive_payload(link: _Link, serial: int) -> int:
     memory = np.empty(layout.total_nbytes, np.uint8)
     if not link.tasks.receive_long(memory):
         return 0
-    environment = read_environment(layout, memory)
-    sys.argv[:] = environment.argv
-    identify(serial)
-    failpoint(Failpoint.WORKER_BOOT)
     link.start()
-    builder = DatasetBuilder(partial(read_payload, layout, memory), environment)
+    service = start_fresh(layout, memory, serial, link, ProcessUsage())
+    if service is None:
+        return 0
+    builder, report = service
+    link.counters = builder.samples.counters
     try:
-        builder.read()
-    except Exception as error:
+        link.counters.count_in(create(link.slots.names.of(None), PAGE_NBYTES))
+    except SharedMemoryFull as error:
         link.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
         return 0
-    with ProcessUsage() as usage:
-        service = builder.start_service(serial, link, usage)
-        if service is not None:
-            _serve(link, service)
-    return 0
-
-
-def _serve(link: _Link, service: Service) -> None:
-    """Serve until the trainer hangs up."""
-    link.counters = counters = service.builder.samples.counters
-    try:
-        counters.count_in(create(link.segments.names.of(None), PAGE_NBYTES))
-    except SharedMemoryFull as error:
-        link.send(describe_failure(error, FailureStage.BUILD, service.builder.definitions).pack())
-        return
-    link.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
-    TaskLoop(link, service.builder, _NamedSlots(link)).serve()
+    link.send(Ready(UNKNOWN_ADDRESS, report).pack())
+    TaskLoop(link, builder, link.slots).serve()
     failpoint(Failpoint.WORKER_STOP)
+    return 0
 
 
 class _NamedSlots(AnnouncedSlots):
     """Slots whose segments have names."""
 
-    def __init__(self, link: _Link) -> None:
-        super().__init__(link)
-        self._link = link
-
-    def make(self, slot: int, nbytes: int) -> Segment:
-        """Return a new segment, once the trainer was told of it."""
-        return self._link.segments.make(self._link, slot, capacity_for(nbytes))
-
-
-class _Segments:
-    """Creates the worker's segments."""
-
-    def __init__(self, names: SegmentNames) -> None:
+    def __init__(self, channel: PipeChannel, names: SegmentNames) -> None:
+        super().__init__(channel)
         self.names = names
         self._num_made = 0
 
-    def make(self, link: _Link, slot: int, nbytes: int) -> Segment:
-        """Return the segment of a new slot, once the trainer was told of it."""
-        segment = create(self.names.of(slot), nbytes)
+    def make(self, slot: int, nbytes: int) -> Segment:
+        """Return a new segment, once the trainer was told of it."""
+        segment = create(self.names.of(slot), capacity_for(nbytes))
         self._num_made = slot + 1
-        link.send(SegmentMade(slot, nbytes).pack())
+        self._channel.send(SegmentMade(slot, segment.nbytes).pack())
         return segment
 
     def clean_up(self, *, is_abandoned: bool) -> None:
@@ -169,9 +145,9 @@ class _Segments:
 class _Link:
     """The pipes to the trainer, and the thread that reads them."""
 
-    def __init__(self, tasks: PipeChannel, requests: PipeChannel, segments: _Segments) -> None:
+    def __init__(self, tasks: PipeChannel, requests: PipeChannel, slots: _NamedSlots) -> None:
         self.tasks = tasks
-        self.segments = segments
+        self.slots = slots
         self.counters: CounterWriter | None = None
         """Known once there are tasks."""
         self.is_abandoned = False
@@ -204,7 +180,7 @@ class _Link:
         self._received.put(None)
         # If the main thread is idle or between two batches, it ends the process now.
         threading.Event().wait(_EXIT_LIMIT_S)
-        self.segments.clean_up(is_abandoned=True)
+        self.slots.clean_up(is_abandoned=True)
         os._exit(1)
 
     def _read_next(self) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -102,17 +102,12 @@ class GeneratorStates:
 @contextmanager
 def preserved_generators() -> Iterator[None]:
     """Restore the generators' states afterwards, for code that runs in the user's own process."""
-    torch = sys.modules.get("torch")
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch_state = torch.default_generator.get_state() if torch is not None else None
+    states = GeneratorStates.take()
     try:
         yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        if torch is not None and torch_state is not None:
-            torch.default_generator.set_state(torch_state)
-        elif "torch" in sys.modules:
+        states.restore()
+        if states.torch is None and "torch" in sys.modules:
             sys.modules["torch"].default_generator.manual_seed(_SEED_OF_A_FRESH_TORCH)
 
 
@@ -175,19 +170,15 @@ class Seeding:
 
     def __init__(self, rng: Rng, *, by_sample: bool = False) -> None:
         self._rng = rng
-        self._by_sample = by_sample
-        """Whether each sample is seeded: because samples draw, or because the caller asked for it."""
+        self.by_sample = by_sample
+        """Whether each sample is seeded: because samples draw, or because the caller asked for it. If so, fetch samples
+        one by one, each after `begin_sample`."""
         self._had_torch = False
         self._idle: Snapshot | None = None
         """Snapshot of the generators before anything was drawn."""
         self._keys: list[int] = []
         self._collate_key = 0
         self._outer: Fetching | None = None
-
-    @property
-    def by_sample(self) -> bool:
-        """Whether each sample is seeded. If so, fetch samples one by one, each after `begin_sample`."""
-        return self._by_sample
 
     def begin(self, fetching: Fetching) -> None:
         """Seed for a batch. Call `needs_rebuild` after each `begin`."""
@@ -196,7 +187,7 @@ class Seeding:
             return
         seed, epoch, indices = fetching.seed, fetching.epoch, fetching.indices
         self._had_torch = "torch" in sys.modules
-        if self._by_sample:
+        if self.by_sample:
             base = derive_key(seed, Purpose.SAMPLE.value, epoch)
             self._keys = derive_keys(base, np.array(indices, np.int64).view(np.uint64)).tolist()
             self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, *indices[:1])
@@ -210,18 +201,13 @@ class Seeding:
         if self._rng is Rng.SAMPLE:
             seed_generators(self._keys[number])
 
-    def leave_out(self, fetching: Fetching) -> None:
-        """Leave the sample that is being fetched out of the batch."""
+    def replace(self, fetching: Fetching, *indices: int) -> None:
+        """Put other samples in the place of the one that is being fetched, keyed by their own indices; or none."""
         number = len(fetching.samples)
-        fetching.leave_out()
+        fetching.replace(*indices)
         if self._keys:
-            del self._keys[number]
-
-    def replace(self, fetching: Fetching, index: int) -> None:
-        """Replace the sample that is being fetched with another one, keyed by its own index."""
-        fetching.replace(index)
-        if self._keys:
-            self._keys[len(fetching.samples)] = derive_key(fetching.seed, Purpose.SAMPLE.value, fetching.epoch, index)
+            key = partial(derive_key, fetching.seed, Purpose.SAMPLE.value, fetching.epoch)
+            self._keys[number : number + 1] = map(key, indices)
 
     def begin_collate(self) -> None:
         """Seed for the `collate_fn`."""
@@ -231,17 +217,14 @@ class Seeding:
     def needs_rebuild(self) -> bool:
         """Return whether the batch must be built again, because samples drew random numbers without their seeds."""
         fetched = _enter(self._outer)
-        if self._by_sample:
-            is_owed = self._rng is Rng.SAMPLE and self._got_torch()
+        if self.by_sample:
+            # torch was imported while the batch was fetched, so its generator wasn't seeded.
+            is_owed = self._rng is Rng.SAMPLE and not self._had_torch and "torch" in sys.modules
         else:
-            self._by_sample = is_owed = (fetched is not None and fetched.drew_in_bulk) or (
+            self.by_sample = is_owed = (fetched is not None and fetched.drew_in_bulk) or (
                 self._rng is Rng.SAMPLE and snapshot_generators() != self._idle
             )
         return is_owed
-
-    def _got_torch(self) -> bool:
-        """Return whether torch was imported while the batch was fetched, so that its generator wasn't seeded."""
-        return not self._had_torch and "torch" in sys.modules
 
 
 class Fetching:
@@ -288,16 +271,10 @@ class Fetching:
         self.in_bulk = False
         self._generator = None
 
-    def leave_out(self) -> None:
-        """Leave out the sample that is being fetched. The next one takes its position."""
+    def replace(self, *indices: int) -> None:
+        """Put other samples in the place of the one that is being fetched. None: the next one takes it."""
         number = len(self.samples)
-        self.indices = [*self.indices[:number], *self.indices[number + 1 :]]
-        self._generator = None
-
-    def replace(self, index: int) -> None:
-        """Replace the sample that is being fetched with another one."""
-        number = len(self.samples)
-        self.indices = [*self.indices[:number], index, *self.indices[number + 1 :]]
+        self.indices = [*self.indices[:number], *indices, *self.indices[number + 1 :]]
         self._generator = None
 
     def _name(self, number: int) -> tuple[int, ...]:
