@@ -100,13 +100,13 @@ class NumpySampler(Sampler[int]):
             yield int(np.random.randint(NUM_SAMPLES))
 
 
-class _Iterator:
-    """Has a state."""
+class ShareIterator:
+    """Gives the numbers of a share. Has a state."""
 
     def __init__(self, share: range) -> None:
         self.share, self.at = share, 0
 
-    def __iter__(self) -> _Iterator:
+    def __iter__(self) -> ShareIterator:
         return self
 
     def __next__(self) -> int:
@@ -126,7 +126,7 @@ class StatefulIterators(Sampler[int]):
     """Counts backwards. Has no state, but its iterators do."""
 
     def __iter__(self) -> Iterator[int]:
-        return _Iterator(range(NUM_SAMPLES)[::-1])
+        return ShareIterator(range(NUM_SAMPLES)[::-1])
 
 
 class MixedBatchSampler(Sampler[list[int]]):
@@ -254,7 +254,7 @@ class IteratorState(Shards):
     """Its iterators have a state."""
 
     def __iter__(self) -> Iterator[int]:
-        return _Iterator(self._share())
+        return ShareIterator(self._share())
 
 
 class DatasetState(Shards):

@@ -26,6 +26,7 @@ from tests.support.helpers import (
     loader_processes,
     wait_until,
 )
+from tests.support.resumable import ShareIterator
 
 NUM_SAMPLES = 41
 
@@ -69,24 +70,13 @@ class FaultyStream(IterableDataset[int]):
         return _Shard(self.faulty, share) if self.with_state else (self.faulty[index] for index in share)
 
 
-class _Shard:
+class _Shard(ShareIterator):
     def __init__(self, faulty: Faulty, share: range) -> None:
-        self.faulty, self.share, self.at = faulty, share, 0
-
-    def __iter__(self) -> _Shard:
-        return self
+        super().__init__(share)
+        self.faulty = faulty
 
     def __next__(self) -> int:
-        if self.at >= len(self.share):
-            raise StopIteration
-        self.at += 1
-        return self.faulty[self.share[self.at - 1]]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+        return self.faulty[super().__next__()]
 
 
 def kill() -> None:
