@@ -9,7 +9,6 @@ import errno
 import mmap
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
@@ -19,9 +18,8 @@ from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
-from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.messages import BuildReport, Frame, Hung, Identity, NewPlan, Ready, SegmentMade
-from swift_loader.transport.segments import Segment
+from swift_loader.transport.segments import NUM_BEGUN, NUM_LEFT_OUT, Segment
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.torch_worker import Resume
 
@@ -157,7 +155,10 @@ class Handle:
         """How many tasks it had answered at the last `look`, and at which sample it was."""
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
-        self._counters: CounterReader | None = None
+        self._counters: Segment | None = None
+        """The page in which it counts; None before it is ready."""
+        self._length_address = 0
+        """Where the length of its list of samples is, in its memory."""
         FORKS.holders.add(self)
 
     def descriptors(self) -> list[int]:
@@ -167,8 +168,8 @@ class Handle:
     def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
         """Attach its counters, which show its progress. Return its report on the dataset."""
         ready = Ready.unpack(frame)
-        page = self.process.attach(COUNTERS, mmap.PAGESIZE, descriptors)
-        self._counters = CounterReader(page, partial(self.process.num_fetched, ready.length_address))
+        self._length_address = ready.length_address
+        self._counters = self.process.attach(COUNTERS, mmap.PAGESIZE, descriptors)
         return ready.report
 
     def tell_identity(self, num_workers: int, kept: Sequence[Segment]) -> None:
@@ -216,7 +217,11 @@ class Handle:
     @property
     def is_at_work(self) -> bool:
         """Whether it has begun its oldest task. Still valid after its death."""
-        return self._counters is not None and self._counters.num_begun > self._num_answered
+        return self._count(NUM_BEGUN) > self._num_answered
+
+    def _count(self, word: int) -> int:
+        """Return one of its counts; 0 before it is ready."""
+        return 0 if self._counters is None else self._counters.memory.cast("q")[word]
 
     @property
     def place(self) -> str:
@@ -224,8 +229,14 @@ class Handle:
         return f"pid {self.process.pid}"
 
     def position_in_batch(self) -> int | None:
-        """Return the position of the sample that it is fetching; see `CounterReader`."""
-        return None if self._counters is None else self._counters.position_in_batch()
+        """Return the position, in the batch as planned, of the sample that it is fetching; None if unknown.
+
+        After the last sample, it is the number of samples. May block shortly.
+        """
+        num_left_out = self._count(NUM_LEFT_OUT)
+        is_known = self._counters is not None and num_left_out >= 0
+        length = self.process.num_fetched(self._length_address) if is_known else None
+        return None if length is None else length + num_left_out
 
     def look(self) -> int | None:
         """Note the sample that it is fetching. Return its position if it was at the same one at the last look."""

@@ -24,8 +24,8 @@ from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send,
 from swift_loader.scheduler.work import Work
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
-from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import Batch
+from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.slots import SlotStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.messages import (
     NO_SLOT,
     Batch,
@@ -35,7 +34,7 @@ from swift_loader.transport.messages import (
     unpack_frame,
 )
 from swift_loader.transport.payload import PayloadLayout
-from swift_loader.transport.segments import PrivateSlots
+from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, PrivateSlots
 from swift_loader.worker.build import ThreadUsage
 from swift_loader.worker.loop import TaskLoop, start_fresh
 

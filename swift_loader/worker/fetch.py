@@ -22,8 +22,8 @@ from swift_loader.interrupts import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import FailureStage, Hung, SampleFailed
+from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.task import IndexArray, LostKeys, Task
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.seeding import Fetching, Rng, Seeding

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import (
     Batch,
@@ -45,7 +44,7 @@ from swift_loader.transport.messages import (
     unpack_frame,
 )
 from swift_loader.transport.payload import Environment, PayloadLayout, read_environment, read_payload
-from swift_loader.transport.segments import Segment, capacity_for
+from swift_loader.transport.segments import NUM_BEGUN, Segment, capacity_for
 from swift_loader.transport.slots import RecycledSlots
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder, ProcessUsage, Usage

@@ -30,12 +30,11 @@ import numpy as np
 
 from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.threads import LoaderThread
-from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
-from swift_loader.transport.segments import Segment, capacity_for
+from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, Segment, capacity_for
 from swift_loader.worker.build import ProcessUsage
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import AnnouncedSlots, TaskLoop, start_fresh

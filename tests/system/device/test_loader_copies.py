@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from swift_loader.delivery import receivers
+from swift_loader.transport.segments import NUM_BEGUN
 from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, dispatcher_of, workers_of
 from tests.support.fake_device import FakeDevice, Registry
 from tests.support.helpers import exhaustive, wait_until
@@ -155,5 +156,5 @@ def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
 
 def _is_through(worker: Any) -> bool:
     """Return whether a worker has announced all that it was told to build, which nobody has taken in."""
-    has_begun_all: bool = worker._counters.num_begun - worker._num_answered == len(worker.tasks)
+    has_begun_all: bool = worker._count(NUM_BEGUN) - worker._num_answered == len(worker.tasks)
     return has_begun_all and psutil.Process(worker.process.pid).status() == psutil.STATUS_SLEEPING
