@@ -38,7 +38,7 @@ from swift_loader.transport.reducers import reduce_special, reducers
 _REMEDY = (
     "Create it where it is used, so that each process has its own, or move the code into a module that can be "
     "imported. SwiftLoader's dataset_class= creates it in its own processes, in the dataset's constructor. "
-    'start_method="fork" sends nothing'
+    'start_method="fork" (DataLoader: multiprocessing_context="fork") sends nothing'
 )
 """What to do about a value that can't be sent."""
 
@@ -420,10 +420,10 @@ def _variables_beside(thing: Any) -> dict[str, Any]:
 
 
 def _is_made_with_the_class(value: object, cls: type) -> bool:
+    if type(value).__name__ == "CField":  # of a ctypes structure
+        return True
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    return type(value).__name__ == "CField" or (
-        isinstance(value, kinds) and value.__objclass__ is cls
-    )  # ctypes hides it
+    return isinstance(value, kinds) and value.__objclass__ is cls
 
 
 # What is sent ---------------------------------------------------------------------------------------------------------

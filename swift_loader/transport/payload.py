@@ -30,7 +30,8 @@ _OPTIONS = ".options."
 
 _HINT = (
     "Open files and connections where they are used, and keep them out of what is sent (`__getstate__`). SwiftLoader "
-    "takes dataset_class= and dataset_kwargs= instead, and runs the constructor in its own processes. Or use 0 workers"
+    "takes dataset_class= and dataset_kwargs= instead, and runs the constructor in its own processes. "
+    'start_method="fork" (DataLoader: multiprocessing_context="fork") sends nothing. Or use 0 workers'
 )
 
 
