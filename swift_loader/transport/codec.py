@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -41,19 +41,21 @@ def encode(batch: object, arena: Arena, definitions: Definitions) -> Encoded:
     """
     stream = io.BytesIO()
     encoder = Encoder(stream, arena, definitions)
+    needs_code = False
     try:
-        encoder.dump(batch)
-    except CodeNeeded:
         try:
+            encoder.dump(batch)
+            return encoder.encoded(stream)
+        except CodeNeeded:
+            needs_code = True
             return _encode_package(batch, arena, definitions, has_run_script=True)[0]
-        except EncodeError:
-            raise
-        except Exception as error:
-            raise EncodeError(_explain(batch, error, try_out), _HINT) from error
+    except EncodeError:
+        raise
     except Exception as error:
-        attempt = partial(_dry_run, definitions=definitions)
-        raise EncodeError(_explain(batch, error, attempt), _HINT) from error
-    return encoder.encoded(stream)
+        attempt = try_out if needs_code else partial(_dry_run, definitions=definitions)
+        path, culprit, reason = find_unencodable(batch, error, attempt)
+        what = f"batch{path} is a {type_name(culprit)}, which can't be sent to the trainer"
+        raise EncodeError(f"{what} ({type(reason).__name__}: {reason})", _HINT) from error
 
 
 class BatchEncoder:
@@ -123,13 +125,6 @@ def encode_with_code(content: object) -> tuple[Encoded, Arena, list[object]]:
         encoded, things = _encode_package(content, arena, Definitions(), has_run_script=False)
         return encoded, arena, things
     return encoder.encoded(stream), arena, []
-
-
-def _explain(batch: object, error: Exception, attempt: Callable[[object], None]) -> str:
-    path, culprit, reason = find_unencodable(batch, error, attempt)
-    return (
-        f"batch{path} is a {type_name(culprit)}, which can't be sent to the trainer ({type(reason).__name__}: {reason})"
-    )
 
 
 def _encode_package(
