@@ -8,6 +8,7 @@ its counter. Reducers run in the sender, mostly the trainer.
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import dataclasses
 import functools
@@ -25,6 +26,7 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,6 @@ Reduced = tuple[Any, ...]
 @functools.cache
 def reducers() -> dict[type, Callable[[Any], Any]]:
     """Return a table from exact type to reducer, with those of copyreg and cloudpickle."""
-    import copyreg
-
     import cloudpickle
 
     table: dict[type, Callable[[Any], Any]] = {
@@ -98,16 +98,11 @@ def _new_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
 
 
 def _reduce_context_var(variable: ContextVar[Any]) -> Reduced:
+    """Reduce a context variable. If it has a value, that is the default of the receiver's."""
     try:
-        values: tuple[Any, ...] = (variable.get(),)
+        return partial(ContextVar, variable.name, default=variable.get()), ()
     except LookupError:  # it has neither a value nor a default
-        values = ()
-    return _new_context_var, (variable.name, values)
-
-
-def _new_context_var(name: str, values: tuple[Any, ...]) -> ContextVar[Any]:
-    """Return a context variable. If it had a value in the sender, that value is its default."""
-    return ContextVar(name, default=values[0]) if values else ContextVar(name)
+        return ContextVar, (variable.name,)
 
 
 def _reduce_stream(stream: io.TextIOWrapper) -> Reduced:
@@ -158,56 +153,37 @@ def _reduce_type_var(variable: Any) -> Reduced | str:
 
 
 def _reduce_variable(variable: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Reduced | str:
+    """Reduce a `TypeVar`, a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
     if is_importable(variable):
         return str(variable.__name__)
-    return _new_type_variable, (type(variable), variable.__name__, args, options, variable.__module__)
-
-
-def _new_type_variable(kind: type, name: str, args: tuple[Any, ...], options: dict[str, Any], module: str) -> Any:
-    """Return a `TypeVar`, a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
-    made = kind(name, *args, **options)
-    made.__module__ = module
-    return made
+    kind: Any = type(variable)
+    return partial(kind, variable.__name__, *args, **options), (), (None, {"__module__": variable.__module__})
 
 
 def _reduce_alias(alias: Any) -> Reduced | str:
+    """Reduce what `type name = value` creates (Python 3.12 and later)."""
     if is_importable(alias):
         return str(alias.__name__)
-    return _new_alias, (alias.__name__, alias.__value__, alias.__type_params__)
+    kind: Any = type(alias)
+    return partial(kind, alias.__name__, alias.__value__, type_params=alias.__type_params__), ()
 
 
-def _new_alias(name: str, value: Any, type_params: tuple[Any, ...]) -> Any:
-    """Return what `type name = value` creates (Python 3.12 and later)."""
-    return typing.TypeAliasType(name, value, type_params=type_params)  # type: ignore[attr-defined, unused-ignore]
+def _reduce_local(local: threading.local) -> Reduced:
+    """Reduce a `threading.local`. This thread's attributes are sent; others call `__init__` when they use it."""
+    return copyreg.__newobj__, (type(local),), dict(vars(local)), None, None, update_attributes  # type: ignore[attr-defined]
 
 
-def reduce_local(local: threading.local) -> Reduced:
-    """Reduce a `threading.local`. This thread's attributes are sent."""
-    return _new_local, (type(local),), dict(vars(local)), None, None, update_attributes
-
-
-def _new_local(kind: Any) -> Any:
-    """Return a `threading.local`, or an instance of a class derived from it."""
-    return kind.__new__(kind)  # __init__ must not run in this thread; other threads run it when they use the object
-
-
-def reduce_member(member: Any) -> Reduced:
+def _reduce_member(member: Any) -> Reduced:
     """Reduce a member of an Enum that is sent with its class: the receiver can't look it up in the class yet."""
     base = type(member)._member_type_
     args: tuple[Any, ...] = ()
     if base.__new__ is not object.__new__:
         get_args = getattr(base, "__getnewargs__", None)
         args = (member.value,) if get_args is None else get_args(member)
-    state = dict(vars(member))
-    return _new_member, (type(member), base, args), state, None, None, update_attributes
+    return base.__new__, (type(member), *args), dict(vars(member)), None, None, update_attributes
 
 
-def _new_member(enum: type, base: Any, args: tuple[Any, ...]) -> Any:
-    """Return an empty member of an Enum class, which may be empty itself."""
-    return base.__new__(enum, *args)
-
-
-def reduce_memmap(array: Any) -> Reduced | None:
+def _reduce_memmap(array: Any) -> Reduced | None:
     """Reduce a mapped array to its file's path; None if the path is another file now, or lacks the array's content."""
     whole = array
     while isinstance(whole.base, np.ndarray):
@@ -268,11 +244,11 @@ _NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(
 def reduce_special(obj: Any, kind: type, definitions: Definitions) -> Any:
     """Reduce an object that needs `isinstance` checks instead of a table by exact type; None if it needs none."""
     if isinstance(obj, Enum):
-        return reduce_member(obj) if travels_by_value(kind) and definitions.number_of(kind) is None else None
+        return _reduce_member(obj) if travels_by_value(kind) and definitions.number_of(kind) is None else None
     if isinstance(obj, threading.local):
-        return reduce_local(obj)
+        return _reduce_local(obj)
     if isinstance(obj, np.memmap):
-        return reduce_memmap(obj)
+        return _reduce_memmap(obj)
     if isinstance(obj, threading.Thread) and obj.ident is not None:
         raise TypeError("a thread that has been started can't be sent; start it in the process that uses it")
     if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
