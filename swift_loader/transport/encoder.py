@@ -11,6 +11,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -206,9 +207,13 @@ def _shared_regions(parts: Sequence[object], torch: ModuleType) -> dict[int, lis
 
     Views that don't overlap share nothing. Those of which most of the region is no part are sent one by one.
     """
-    tensors = search(parts, lambda thing: type(thing) is torch.Tensor)
-    strided = [one for one in tensors if one.layout is torch.strided and one.numel() and one.device.type == "cpu"]
-    found = [(*_span(one), one.untyped_storage().data_ptr(), one.nbytes) for one in strided if not one.is_quantized]
+    found: list[tuple[int, int, int, int]] = []
+    with suppress(Exception):  # the encoder meets what can't be sent, too, and says so
+        found.extend(
+            (*_span(one), one.untyped_storage().data_ptr(), one.nbytes)
+            for one in search(parts, lambda thing: type(thing) is torch.Tensor)
+            if one.layout is torch.strided and can_reduce_tensor(one) and one.numel()
+        )
     by_storage: dict[int, list[_Region]] = {}
     for begin, end, address, nbytes in sorted(found):
         regions = by_storage.setdefault(address, [])
