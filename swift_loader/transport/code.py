@@ -211,8 +211,6 @@ class Walk:
         self._packages: list[str] = []
         self._names: set[str] = set()
         """All names in the code, which may be those of submodules."""
-        self._needed: dict[int, list[_Setting]] = {}
-        """By the address of a setting: what `_needed_by` found."""
         self._found: list[_Setting] = []
         self._content = _Setting(None, (), content)
         self._look_into(self._content)
@@ -221,19 +219,18 @@ class Walk:
 
     def settings(self) -> list[_Setting]:
         """Return the values in the order in which they can be set."""
-        found = [setting for setting in self._found if not setting.why_missing]
-        first = [setting for setting in found if not setting.runs_code]
+        first = [setting for setting in self._found if not setting.runs_code and not setting.why_missing]
         last: list[_Setting] = []
         stand_ins: dict[int, _Setting] = {}
-        path, seen, done = [self._content], {id(self._content)}, set()
+        path, seen, done = [(self._content, self._needed_by(self._content))], {id(self._content)}, set()
         while path:
-            needed = self._needed_by(path[-1])
-            following = next((setting for setting in needed if id(setting) not in seen), None)
+            setting, needed = path[-1]
+            following = next((other for other in needed if id(other) not in seen), None)
             if following is not None:
                 seen.add(id(following))
-                path.append(following)
+                path.append((following, self._needed_by(following)))
                 continue
-            setting = path.pop()
+            path.pop()
             # Others that are on the path form a cycle: the code that rebuilds this value already looks them up.
             stand_ins.update((id(other), other) for other in needed if id(other) not in done)
             done.add(id(setting))
@@ -242,20 +239,18 @@ class Walk:
 
     def _needed_by(self, setting: _Setting) -> list[_Setting]:
         """Return the values that must be set before this one is rebuilt, if rebuilding those may run code."""
-        known = self._needed.get(id(setting))
-        if known is None:
-            known = self._needed[id(setting)] = []
-            queue = deque(self._needs.get(id(setting), ()))
-            seen = set(map(id, queue))
-            while queue:
-                node = queue.popleft()
-                if isinstance(node, _Setting) and node.runs_code:
-                    known.append(node)
-                    continue
-                following = [need for need in self._needs.get(id(node), ()) if id(need) not in seen]
-                seen.update(map(id, following))
-                queue.extend(following)
-        return known
+        needed: list[_Setting] = []
+        queue = deque(self._needs.get(id(setting), ()))
+        seen = set(map(id, queue))
+        while queue:
+            node = queue.popleft()
+            if isinstance(node, _Setting) and node.runs_code:
+                needed.append(node)
+                continue
+            following = [need for need in self._needs.get(id(node), ()) if id(need) not in seen]
+            seen.update(map(id, following))
+            queue.extend(following)
+        return needed
 
     def submodules(self) -> list[str]:
         """Return the submodules that code may use as attributes of their packages, without importing them by name."""
