@@ -1,20 +1,14 @@
 """What the machine has for this process: cores and memory, within the limits of its cgroups.
 
-The functions that take text are pure: `groups_of` finds the cgroups in what the kernel says, and `quota_of` and
-`free_in` read their limits with the function that they are given. A limit of any group on the way up counts, because
-groups are nested.
+A limit of any group on the way up counts, because groups are nested.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-Read = Callable[[str], str]
-"""Returns what a file says; empty if there is none."""
 
 _NO_LIMIT_V1 = 1 << 60
 """cgroup v1 says "no limit" by a number of bytes that is larger than this."""
@@ -28,12 +22,15 @@ class Group:
     """1 or 2."""
     folder: str
 
+    def read(self, name: str) -> str:
+        """Return what one of its files says; empty if it has no such file."""
+        return _read(f"{self.folder}/{name}").strip()
+
 
 def available_cores() -> float:
     """Return how many cores this process and its children may use: the affinity, and the quotas of its cgroups."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    groups = groups_of("cpu", _read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
-    return min([float(num_cores), *(quota_of(group, _read) for group in groups)])
+    return min([float(num_cores), *map(quota_of, groups_of("cpu"))])
 
 
 def available_memory() -> int:
@@ -41,10 +38,8 @@ def available_memory() -> int:
 
     Pages of files that the kernel could drop count as free.
     """
-    groups = groups_of("memory", _read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
-    of_system = _field(_read("/proc/meminfo"), "MemAvailable:") * 1024
-    found = [free_in(group, _read) for group in groups] + ([of_system] if of_system else [])
-    least = min(found, default=math.inf)
+    of_system = _field(_read("/proc/meminfo"), "MemAvailable:") * 1024 or math.inf
+    least = min([of_system, *map(free_in, groups_of("memory"))])
     return 0 if math.isinf(least) else int(least)
 
 
@@ -57,26 +52,23 @@ def ranks_here() -> int:
     return 1
 
 
-def groups_of(controller: str, cgroups: str, mounts: str) -> list[Group]:
-    """Return the cgroups of this process that may limit `"cpu"` or `"memory"`, from its own up to the highest it sees.
-
-    `cgroups` is the text of /proc/self/cgroup, `mounts` that of /proc/self/mountinfo.
-    """
+def groups_of(controller: str) -> list[Group]:
+    """Return the cgroups that limit this process's `"cpu"` or `"memory"`, from its own up to the highest it sees."""
     groups = []
-    for line in cgroups.splitlines():
+    for line in _read("/proc/self/cgroup").splitlines():
         _, names, path = (*line.split(":", 2), "", "")[:3]
         version = 2 if not names else 1
         if version == 1 and controller not in names.split(","):
             continue
-        for root, mount_point in _mounts_of(version, controller, mounts):
+        for root, mount_point in _mounts_of(version, controller):
             groups += [Group(version, folder) for folder in _folders(path, root, mount_point)]
     return groups
 
 
-def _mounts_of(version: int, controller: str, mounts: str) -> list[tuple[str, str]]:
+def _mounts_of(version: int, controller: str) -> list[tuple[str, str]]:
     """Return what is mounted of a hierarchy of cgroups, and where."""
     found = []
-    for line in mounts.splitlines():
+    for line in _read("/proc/self/mountinfo").splitlines():
         fields, _, rest = line.partition(" - ")
         kind, _, options = (*rest.split(" ", 2), "", "")[:3]
         is_meant = kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options.split(",")  # noqa: PLR2004
@@ -94,25 +86,25 @@ def _folders(path: str, root: str, mount_point: str) -> list[str]:
     return [str(PurePosixPath(mount_point, part)) for part in (below, *below.parents)]
 
 
-def quota_of(group: Group, read: Read) -> float:
+def quota_of(group: Group) -> float:
     """Return how many cores a cgroup may use; infinite if it has no quota."""
     if group.version == 2:  # noqa: PLR2004
-        quota, period = (*read(f"{group.folder}/cpu.max").split(), "", "")[:2]
+        quota, period = (*group.read("cpu.max").split(), "", "")[:2]
     else:
-        quota, period = (read(f"{group.folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        quota, period = (group.read(f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if not quota.isdecimal() or not period.isdecimal() or not int(period):  # "max", -1, or no file
         return math.inf
     return int(quota) / int(period)
 
 
-def free_in(group: Group, read: Read) -> float:
+def free_in(group: Group) -> float:
     """Return how many bytes a cgroup may still use; infinite if it has no limit."""
     is_v2 = group.version == 2  # noqa: PLR2004
     names = ("memory.max", "memory.current") if is_v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    limit, used = (read(f"{group.folder}/{name}").strip() for name in names)
+    limit, used = map(group.read, names)
     if not limit.isdecimal() or int(limit) >= _NO_LIMIT_V1:
         return math.inf
-    droppable = _field(read(f"{group.folder}/memory.stat"), "inactive_file" if is_v2 else "total_inactive_file")
+    droppable = _field(group.read("memory.stat"), "inactive_file" if is_v2 else "total_inactive_file")
     return max(0, int(limit) - int(used if used.isdecimal() else 0) + droppable)
 
 

@@ -43,12 +43,15 @@ V1_IN_CONTAINER = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime mast
         ("cpu", "nonsense\n\n", "nonsense - \n- cgroup2\n", []),
     ],
 )
-def test_the_groups_of_a_process_are_found(controller: str, cgroups: str, mounts: str, folders: list[str]) -> None:
-    assert [group.folder for group in groups_of(controller, cgroups, mounts)] == folders
+def test_the_groups_of_a_process_are_found(
+    files: dict[str, str], controller: str, cgroups: str, mounts: str, folders: list[str]
+) -> None:
+    files |= {"/proc/self/cgroup": cgroups, "/proc/self/mountinfo": mounts}
+    assert [group.folder for group in groups_of(controller)] == folders
 
 
 @pytest.mark.parametrize(
-    ("version", "files", "cores"),
+    ("version", "content", "cores"),
     [
         (2, {"cpu.max": "150000 100000\n"}, 1.5),
         (2, {"cpu.max": "max 100000\n"}, math.inf),
@@ -59,12 +62,13 @@ def test_the_groups_of_a_process_are_found(controller: str, cgroups: str, mounts
         (1, {}, math.inf),
     ],
 )
-def test_a_quota_is_read_as_cores(version: int, files: dict[str, str], cores: float) -> None:
-    assert quota_of(Group(version, "/g"), lambda path: files.get(path.removeprefix("/g/"), "")) == cores
+def test_a_quota_is_read_as_cores(files: dict[str, str], version: int, content: dict[str, str], cores: float) -> None:
+    files |= {f"/g/{name}": text for name, text in content.items()}
+    assert quota_of(Group(version, "/g")) == cores
 
 
 @pytest.mark.parametrize(
-    ("version", "files", "nbytes"),
+    ("version", "content", "nbytes"),
     [
         (2, {"memory.max": "1000\n", "memory.current": "300\n"}, 700),
         (2, {"memory.max": "1000", "memory.current": "300", "memory.stat": "anon 1\ninactive_file 50\n"}, 750),
@@ -74,8 +78,11 @@ def test_a_quota_is_read_as_cores(version: int, files: dict[str, str], cores: fl
         (1, {"memory.limit_in_bytes": "9223372036854771712", "memory.usage_in_bytes": "400"}, math.inf),
     ],
 )
-def test_what_a_group_may_still_use_is_read(version: int, files: dict[str, str], nbytes: float) -> None:
-    assert free_in(Group(version, "/g"), lambda path: files.get(path.removeprefix("/g/"), "")) == nbytes
+def test_what_a_group_may_still_use_is_read(
+    files: dict[str, str], version: int, content: dict[str, str], nbytes: float
+) -> None:
+    files |= {f"/g/{name}": text for name, text in content.items()}
+    assert free_in(Group(version, "/g")) == nbytes
 
 
 @pytest.fixture
