@@ -76,7 +76,7 @@ class Verdict:
     @classmethod
     def of(cls, observations: Observations) -> Verdict:
         """Return the verdict on the last batches. The time between two epochs doesn't count, nor does the start."""
-        batches = steady(observations).batches
+        batches = _steady(observations)
         if len(batches) < MIN_BATCHES:
             run_s = observations.elapsed_s
             return cls(Bound.STARTING, min(1.0, observations.waited_s / run_s) if run_s > 0 else 0.0)
@@ -108,7 +108,7 @@ def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advi
         return ()
     if setup.num_remote:  # the cores that build aren't those of this machine
         return ()
-    batches = steady(observations).batches
+    batches = _steady(observations)
     trainer_cpu_s = observations.trainer_cpu_s / max(1, observations.num_delivered)
     if setup.worker_type == "thread":  # the workers' CPU time is the trainer's, too
         trainer_cpu_s = max(0.0, trainer_cpu_s - float(batches["cpu_ns"].mean()) / 1e9)
@@ -193,7 +193,7 @@ class Breakdown:
     @classmethod
     def of(cls, observations: Observations) -> Breakdown:
         """Return where the time went. Without batches, all is 0."""
-        batches = steady(observations).batches
+        batches = _steady(observations)
         times = stage_times(batches, in_order=observations.setup.in_order)
         total_ns = sum(int(times[name].sum()) for name in _WHO)
         began, build, numbers = batches["began_ns"], times["build"], batches["worker_id"]
@@ -212,13 +212,11 @@ class Breakdown:
         )
 
 
-def steady(observations: Observations) -> Observations:
-    """Return the observations without the batches of the start, which waited for workers to start."""
+def _steady(observations: Observations) -> NDArray[np.void]:
+    """Return the batches without those of the start, which waited for workers to start."""
     batches = observations.batches
-    if observations.num_delivered > len(batches):
-        return observations
-    num_first = min(observations.setup.num_workers + 1, len(batches) // 2)
-    return replace(observations, batches=batches[num_first:])
+    is_start_seen = observations.num_delivered <= len(batches)
+    return batches[min(observations.setup.num_workers + 1, len(batches) // 2) :] if is_start_seen else batches
 
 
 def _part(name: str, who: str, durations: Durations, total_ns: int) -> Part:

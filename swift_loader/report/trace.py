@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, cast
@@ -71,13 +71,9 @@ def write_trace(
         properties = {"baseTimeNanoseconds": 0, **_read(profile)}
         theirs = properties.pop("traceEvents")
     zero_ns = properties["baseTimeNanoseconds"] - unix_ns + (before + after) // 2
+    events = [*theirs, *_Trace(observations, zero_ns, indices_of).events()]
     with _opened(path, "w") as file:
-        file.write(json.dumps(properties)[:-1] + ', "traceEvents": [')
-        separator = "\n"
-        for event in chain(theirs, _Trace(observations, zero_ns, indices_of).events()):  # one by one, to save memory
-            file.write(separator + json.dumps(event, separators=(",", ":")))
-            separator = ",\n"
-        file.write("\n]}\n")
+        file.write(json.dumps({**properties, "traceEvents": events}, separators=(",", ":")))
 
 
 def _opened(path: str | os.PathLike[str], mode: str) -> IO[str]:
@@ -203,8 +199,7 @@ class _Trace:
             yield self._loop.inner("copy", batch["delivered_ns"], end_ns, batch["args"])
 
     def _args(self, batch: Event) -> Event:
-        shown = {"epoch": "epoch", "step": "step", "samples": "num_samples", "nbytes": "nbytes"}
-        args = {name: batch[field] for name, field in shown.items()}
+        args = {name: batch[name] for name in ("epoch", "step", "nbytes")} | {"samples": batch["num_samples"]}
         if self._indices_of is not None:
             args["indices"] = _shortened(self._indices_of(batch["epoch"], batch["step"], batch["delivered_ns"]))
         return args

@@ -56,8 +56,7 @@ class Autotuner:
 
     def __init__(self, num_workers: int) -> None:
         """Begin with the workers that there are."""
-        self._tuner: Tuner | None = None
-        """None until there is something measured."""
+        self._tuner = Tuner()
         self._phase = _Phase.WARMING
         self._mark = _Mark(time.perf_counter_ns(), 0, 0.0, 0.0)
         """Where the phase began."""
@@ -68,9 +67,8 @@ class Autotuner:
 
     def describe(self) -> list[str]:
         """Return what it changed and what it thinks now, one line each."""
-        reason = "nothing was measured yet" if self._tuner is None else self._tuner.reason
-        if self.history and self._tuner is not None and self._tuner.state is TunerState.SEARCHING:
-            reason = "it is being tried"
+        is_tried = self.history and self._tuner.state is TunerState.SEARCHING
+        reason = "it is being tried" if is_tried else self._tuner.reason
         return [*self.history, f"now {self._wanted}: {reason}"]
 
     def is_due(self) -> bool:
@@ -101,9 +99,7 @@ class Autotuner:
         if window is None:
             return None
         machine = room_for(observations)
-        self._tuner = self._tuner or Tuner(machine)
-        self._tuner.machine = machine
-        self._wanted = min(self._tuner.decide(window), machine.max_workers)
+        self._wanted = min(self._tuner.decide(window, machine), machine.max_workers)
         if self._wanted == wanted:
             self._begin(_Phase.MEASURING, observations)
             return None

@@ -206,8 +206,7 @@ class _Search:
 class Tuner:
     """Chooses the number of workers of one loader. Not thread-safe."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self) -> None:
         self.state = TunerState.SEARCHING
         self.reason = "nothing was measured yet"
         """Why the loader has the workers that it has, as half a sentence for the user."""
@@ -218,9 +217,9 @@ class Tuner:
         """Windows in a row that differ from it."""
         self._patience = PATIENCE
 
-    def decide(self, window: Window) -> int:
+    def decide(self, window: Window, machine: Machine) -> int:
         """Return how many workers there should be from now on."""
-        if self.state is TunerState.SETTLED and not self._has_changed(window):
+        if self.state is TunerState.SETTLED and not self._has_changed(window, machine):
             return window.num_workers
         search = self._search
         if search is None:
@@ -228,13 +227,13 @@ class Tuner:
             self.state = TunerState.SEARCHING
         search.windows[window.num_workers] = window
         search.num_tries += 1
-        wanted = self._next_try(search, window)
+        wanted = _next_try(search, window, machine)
         if wanted is not None and search.num_tries < MAX_TRIES:
             self.reason = f"the loop waited {window.wait_share:.1%} of its time with {window.num_workers}"
             return wanted
         return self._settle(search, window)
 
-    def _has_changed(self, window: Window) -> bool:
+    def _has_changed(self, window: Window, machine: Machine) -> bool:
         """Return whether the load is another one than when the tuner settled."""
         settled = self._settled
         if settled is None or settled.num_workers != window.num_workers:  # there was no room for the number
@@ -245,35 +244,11 @@ class Tuner:
             or _differ(settled.step_s, window.step_s)
             or (settled.wait_share < LITTLE_WAIT and window.wait_share > MUCH_WAIT)
         )
-        if not self._matters(window):
-            differs = False
-        self._num_differing = self._num_differing + 1 if differs else 0
+        waits = window.wait_share > LITTLE_WAIT
+        # Else another number of workers can't be better.
+        matters = waits or window.num_workers >= TOO_MANY * HEADROOM * window.needed_workers(machine)
+        self._num_differing = self._num_differing + 1 if differs and matters else 0
         return self._num_differing >= self._patience
-
-    def _matters(self, window: Window) -> bool:
-        """Return whether another number of workers may be better at all."""
-        if window.wait_share > LITTLE_WAIT:
-            return True
-        return window.num_workers >= TOO_MANY * HEADROOM * window.needed_workers(self.machine)
-
-    def _next_try(self, search: _Search, window: Window) -> int | None:
-        """Return the number of workers to try next; None if the search is over."""
-        now, most = window.num_workers, self.machine.max_workers
-        if window.wait_share < LITTLE_WAIT:
-            needed = math.ceil(HEADROOM * window.needed_workers(self.machine))
-            return needed if now >= TOO_MANY * needed and not search.has_seen(needed, window) else None
-        if not search.has_jumped:
-            search.has_jumped = True
-            needed = min(most, math.ceil(window.needed_workers(self.machine)))
-            if needed != now:
-                return needed
-        best = search.best
-        more, fewer = min(most, max(best + 1, int(best * GROWTH))), max(1, min(best - 1, int(best / SHRINKAGE)))
-        if not search.has_tried(best + 1, more):
-            return more
-        if not search.has_tried(fewer, best - 1):
-            return fewer
-        return None
 
     def _settle(self, search: _Search, window: Window) -> int:
         """End the search. Return the best number that was tried."""
@@ -290,6 +265,26 @@ class Tuner:
         self._settled = search.windows[best]  # not the next window: the load may be another one by then
         self._search, self._num_differing, self.state = None, 0, TunerState.SETTLED
         return best
+
+
+def _next_try(search: _Search, window: Window, machine: Machine) -> int | None:
+    """Return the number of workers to try next; None if the search is over."""
+    now, most = window.num_workers, machine.max_workers
+    if window.wait_share < LITTLE_WAIT:
+        needed = math.ceil(HEADROOM * window.needed_workers(machine))
+        return needed if now >= TOO_MANY * needed and not search.has_seen(needed, window) else None
+    if not search.has_jumped:
+        search.has_jumped = True
+        needed = window.needed_workers(machine)
+        if needed != now:
+            return needed
+    best = search.best
+    more, fewer = min(most, max(best + 1, int(best * GROWTH))), max(1, min(best - 1, int(best / SHRINKAGE)))
+    if not search.has_tried(best + 1, more):
+        return more
+    if not search.has_tried(fewer, best - 1):
+        return fewer
+    return None
 
 
 def _differ(before: float, now: float) -> bool:

@@ -69,5 +69,4 @@ def is_settled(loader: SwiftLoader) -> bool:
     from swift_loader.tuning.tuner import TunerState
 
     autotuner = None if loader._session is None else loader._session.observer.autotuner
-    tuner = None if autotuner is None else autotuner._tuner
-    return tuner is not None and tuner.state is TunerState.SETTLED
+    return autotuner is not None and autotuner._tuner.state is TunerState.SETTLED

@@ -47,7 +47,7 @@ class World:
     def __init__(self, load: Load, machine: Machine, noise: float = 0.0, seed: int = 0) -> None:
         self.load = load
         self.machine = machine
-        self.tuner = Tuner(machine)
+        self.tuner = Tuner()
         self.num_workers = 1
         self.resizes: list[float] = []
         """When the number of workers changed."""
@@ -71,7 +71,7 @@ class World:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             window = self.window()
-            wanted = self.tuner.decide(window)
+            wanted = self.tuner.decide(window, self.machine)
             self.now_s += max(WINDOW_S, MIN_BATCHES / window.rate)
             if wanted != self.num_workers:
                 assert 1 <= wanted <= self.machine.max_workers
