@@ -362,10 +362,8 @@ class Slowest:
         return tuple(SlowSample(index, took_ns / 1e9, epoch) for index, (took_ns, epoch) in ordered)
 
 
-_SUBDIVISIONS = 4
-"""Buckets per power of two. Quantiles are accurate to 20 %."""
-
-_NUM_BUCKETS = 64 * _SUBDIVISIONS
+_EDGES_NS: NDArray[np.float64] = np.geomspace(1.0, 2.0**63, 256)
+"""Upper edges of the buckets. Each is 19 % above the one before, so quantiles are accurate to 20 %."""
 
 _NS_PER_MS = 1e6
 
@@ -377,7 +375,7 @@ class Histogram:
     count: int = 0
     total_ns: int = 0
     max_ns: int = 0
-    _buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_NUM_BUCKETS, np.int64))
+    _buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_NS), np.int64))
 
     def note_all(self, durations_ns: NDArray[np.int64]) -> None:
         """Count `(n,)` durations. Far cheaper than counting them one by one."""
@@ -386,14 +384,14 @@ class Histogram:
         self.count += durations_ns.size
         self.total_ns += sum(durations_ns.tolist())
         self.max_ns = max(self.max_ns, int(durations_ns.max()))
-        self._buckets += np.bincount(_buckets_of(durations_ns), minlength=_NUM_BUCKETS)
+        self._buckets += np.bincount(np.searchsorted(_EDGES_NS, durations_ns), minlength=len(_EDGES_NS))
 
     def quantile_ns(self, share: float) -> float:
         """Return the quantile of the durations at `share`, from 0 to 1. Return 0 if there are none."""
         if not self.count:
             return 0.0
         bucket = int(np.searchsorted(np.cumsum(self._buckets), share * self.count))
-        return min(_upper_edge_ns(bucket), self.max_ns)
+        return min(float(_EDGES_NS[bucket]), self.max_ns)
 
     def summary(self) -> dict[str, float]:
         """Return mean, p50, p99 and max in milliseconds, and the total in seconds."""
@@ -404,18 +402,3 @@ class Histogram:
             "max_ms": self.max_ns / _NS_PER_MS,
             "total_s": self.total_ns / 1e9,
         }
-
-
-def _buckets_of(durations_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    exponents = np.frexp(durations_ns.astype(np.float64))[1].astype(np.int64) - 1
-    exponents -= durations_ns < np.left_shift(1, np.maximum(exponents, 0))  # rounded up to the next power of two
-    parts = np.right_shift(durations_ns, np.maximum(exponents - 2, 0)) % _SUBDIVISIONS
-    buckets = np.where(durations_ns < _SUBDIVISIONS, durations_ns, (exponents - 1) * _SUBDIVISIONS + parts)
-    return np.minimum(buckets, _NUM_BUCKETS - 1)
-
-
-def _upper_edge_ns(bucket: int) -> float:
-    if bucket < _SUBDIVISIONS:
-        return float(bucket)
-    exponent, part = divmod(bucket, _SUBDIVISIONS)
-    return 2.0 ** (exponent + 1) * (1 + (part + 1) / _SUBDIVISIONS)
