@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Subset
 
 from swift_loader.batch.collate import torch_collate
 from swift_loader.batch.tree import type_name
@@ -326,7 +325,7 @@ class _Examiner:
         batch_size = min(self._settings.batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
         indices = np.resize([sample.index for sample in good], batch_size * _MAX_BATCHES).tolist()
         options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn, "shuffle": False, "seed": SEED}
-        loader = SwiftLoader(dataset=Subset(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)
+        loader = SwiftLoader(dataset=Part(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)
         nbytes, deadline_s = 0, time.perf_counter() + seconds
         with loader:
             try:
@@ -404,9 +403,24 @@ class _Examiner:
             self.diagnosis.healthy.append(f"{run}, stopped and resumed with one, gives the same bytes")
 
 
-def part_of(target: str, indices: Sequence[int]) -> Subset[Any]:
+class Part:
+    """Some samples of a dataset, in bulk if the dataset has `__getitems__`."""
+
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        self._singles, self._indices = samples.singles_of(dataset), list(indices)
+        if hasattr(dataset, "__getitems__"):  # a loader looks for it
+            self.__getitems__ = lambda numbers: dataset.__getitems__([self._indices[number] for number in numbers])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._singles[self._indices[number]]
+
+
+def part_of(target: str, indices: Sequence[int]) -> Part:
     """Return some samples of the dataset that a target names. A loader's own processes call it."""
-    return Subset(without_loader(made_by(target)), indices)
+    return Part(without_loader(made_by(target)), indices)
 
 
 def without_loader(thing: Any) -> Any:

@@ -96,9 +96,8 @@ class Subject:
         self.num_fetches = 0
         self._place = place
         self._seeding = Seeding(Rng.SAMPLE, by_sample=True)
-        planned = PlannedSamples(dataset, num_samples, OnError.RAISE, self._seeding, Definitions())
-        self.singles = planned.singles
-        """Has a `__getitem__` for an index. Call it in `seeded`."""
+        self.singles = singles_of(dataset)
+        """Call its `__getitem__` in `seeded`."""
 
     @contextmanager
     def seeded(self, index: int, epoch: int = 0) -> Iterator[Fetching]:
@@ -142,6 +141,11 @@ class Subject:
             middle = (good + bad) // 2
             good, bad = (good, middle) if self.fetch(middle).error is not None else (middle, bad)
         return bad
+
+
+def singles_of(dataset: Any) -> Any:
+    """Return what has a `__getitem__` for an index: the dataset, unless it has only `__getitems__`."""
+    return PlannedSamples(dataset, 0, OnError.RAISE, Seeding(Rng.SAMPLE), Definitions()).singles
 
 
 def probe_order(num_samples: int) -> list[int]:

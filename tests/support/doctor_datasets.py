@@ -42,6 +42,16 @@ class Sound:
         return {"image": image + np.float32(random.random() + sample_rng().random()), "label": index}
 
 
+class Bulk:
+    """Has only `__getitems__`, and draws."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [Sound()[index] for index in indices]
+
+
 class Unkeyed(Sound):
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)

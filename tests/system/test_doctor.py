@@ -82,7 +82,7 @@ def test_a_dataset_that_can_not_be_used_is_a_fault(name: str, topic: str, eviden
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Sound", *map(exhaustive, ["Wavs", "Frame", "rows", "images"])])
+@pytest.mark.parametrize("name", ["Sound", *map(exhaustive, ["Bulk", "Wavs", "Frame", "rows", "images"])])
 def test_there_is_no_alarm_over_a_sound_dataset(
     name: str, files: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
