@@ -21,7 +21,7 @@ from swift_loader.loader import SwiftLoader
 from swift_loader.options import refuse_unknown
 from swift_loader.samplers.base import ranks_of
 from swift_loader.vision.collate import KeyedImages, fast_collate, tensor_collate
-from swift_loader.vision.image_loader import ImageBatches, ImageLoader
+from swift_loader.vision.image_loader import ImageBatches, ImageLoader, num_items_of
 from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader
 from swift_loader.worker.spec import StartMethod, modules_of
 
@@ -193,7 +193,7 @@ def _make_source(given: Mapping[str, Any]) -> SwiftLoader | ImageLoader:
     transform = None if has_sizes else create_transform(**options)
     is_repeated = is_training and given["num_aug_repeats"] > 1
     if is_stream or has_sizes or is_repeated or given["num_batches"] is not None:
-        loader: SwiftLoader | ImageLoader = _make_image_loader(given, create_transform, options)
+        loader: SwiftLoader | ImageLoader = _make_image_loader(given, options)
     else:
         loader = SwiftLoader(
             **_taken_by(
@@ -212,7 +212,7 @@ def _make_source(given: Mapping[str, Any]) -> SwiftLoader | ImageLoader:
     return loader
 
 
-def _make_image_loader(given: Mapping[str, Any], make: Callable[..., Any], options: Mapping[str, Any]) -> ImageLoader:
+def _make_image_loader(given: Mapping[str, Any], options: Mapping[str, Any]) -> ImageLoader:
     """Return a loader of a stream, or of batches that a SwiftLoader doesn't make."""
     for name, default in _NATIVE_ONLY.items():
         if given[name] != default:
@@ -233,11 +233,9 @@ def _make_image_loader(given: Mapping[str, Any], make: Callable[..., Any], optio
             "shard_stream": False,
         }
     else:
-        sizes, make_sizes = given["input_size_choices"], None
-        if sizes is not None:
-            sizes = [_image_size(size, given["channels"]) for size in sizes]
-            transforms = [make(**{**options, "input_size": size}) for size in sizes]
-            dataset, make_sizes = _with_sizes(given, transforms)
+        num_repeats, sizes = float(given["num_aug_repeats"] or 1) if is_training else 1.0, None
+        if given["input_size_choices"] is not None:
+            dataset, sizes = _with_sizes(given, options, num_items_of(len(dataset), ranks, num_repeats))
         batches = ImageBatches(
             len(dataset),
             given["batch_size"],
@@ -245,9 +243,9 @@ def _make_image_loader(given: Mapping[str, Any], make: Callable[..., Any], optio
             given["seed"],
             is_training=check_flag("is_training", is_training),
             window=given["nearby_shuffle"],
-            num_repeats=float(given["num_aug_repeats"] or 1) if is_training else 1.0,
+            num_repeats=num_repeats,
             num_batches=num_batches,
-            make_sizes=make_sizes,
+            sizes=sizes,
         )
         dataset, batching = KeyedImages(dataset), {"batch_sampler": batches}
     if num_workers:  # the DataLoader may not see what is inside the dataset
@@ -269,40 +267,40 @@ def _make_image_loader(given: Mapping[str, Any], make: Callable[..., Any], optio
     )
 
 
-def _with_sizes(given: Mapping[str, Any], transforms: Sequence[Any]) -> tuple[Any, Callable[[int], Any]]:
-    """Return the dataset with one transform for each size of images, and what makes the sampler that chooses them."""
+def _with_sizes(given: Mapping[str, Any], options: Mapping[str, Any], num_items: int) -> tuple[Any, Any]:
+    """Return the dataset with one transform for each size of images, and the sampler that chooses the sizes."""
     try:
+        from timm.data import create_transform
         from timm.data.scheduled_sampler import ScheduledBatchSampler, ScheduledTransformDataset
     except ImportError as error:
         raise ImportError(f"input_size_choices needs a newer timm: pip install -U timm ({error})") from error
+    sizes = [_image_size(size, given["channels"]) for size in given["input_size_choices"]]
     batch_sizes = given["batch_size_choices"]
     if batch_sizes is None:
-        batch_sizes = [given["batch_size"]] * len(transforms)
-    if len(batch_sizes) != len(transforms):
+        batch_sizes = [given["batch_size"]] * len(sizes)
+    if len(batch_sizes) != len(sizes):
         raise ValueError(
             f"batch_size_choices={batch_sizes!r} has {len(batch_sizes)} values, but input_size_choices has "
-            f"{len(transforms)}; give one for each"
+            f"{len(sizes)}; give one for each"
         )
-
-    def make_sizes(num_items: int) -> Any:
-        if given["num_batches"] is None and min(batch_sizes) > num_items:
-            raise ValueError(
-                f"batches of {batch_sizes} samples don't fit into an epoch of {num_items} samples per rank; give "
-                f"smaller ones in batch_size_choices"
-            )
-        return ScheduledBatchSampler(
-            range(num_items),  # only the sizes of its batches count
-            batch_sizes,
-            choice_weights=given["batch_choice_weights"],
-            seed=given["batch_choice_seed"],
-            num_batches=given["num_batches"],
-            choice_schedule=given["batch_choice_schedule"],
-            schedule_epochs=given["batch_schedule_epochs"],
-            schedule_spread=given["batch_schedule_spread"],
-            schedule_random_mix=given["batch_schedule_random_mix"],
+    if given["num_batches"] is None and min(batch_sizes) > num_items:
+        raise ValueError(
+            f"batches of {batch_sizes} samples don't fit into an epoch of {num_items} samples per rank; give "
+            f"smaller ones in batch_size_choices"
         )
-
-    return ScheduledTransformDataset(given["dataset"], transforms), make_sizes
+    chosen = ScheduledBatchSampler(
+        range(num_items),  # only the sizes of its batches count
+        batch_sizes,
+        choice_weights=given["batch_choice_weights"],
+        seed=given["batch_choice_seed"],
+        num_batches=given["num_batches"],
+        choice_schedule=given["batch_choice_schedule"],
+        schedule_epochs=given["batch_schedule_epochs"],
+        schedule_spread=given["batch_schedule_spread"],
+        schedule_random_mix=given["batch_schedule_random_mix"],
+    )
+    transforms = [create_transform(**{**options, "input_size": size}) for size in sizes]
+    return ScheduledTransformDataset(given["dataset"], transforms), chosen
 
 
 def _image_size(size: Any, channels: int) -> tuple[int, ...]:

@@ -36,6 +36,13 @@ _CYCLE = 0xC7C1E
 """Tells the keys of the orders of further cycles from other keys of the same seed."""
 
 
+def num_items_of(num_samples: int, ranks: Ranks, num_repeats: float) -> int:
+    """Return how many items of an epoch a rank gets."""
+    if num_repeats == 1 or num_samples < SELECTED_ROUND:
+        return -(-num_samples // ranks.world_size)
+    return num_samples // SELECTED_ROUND * SELECTED_ROUND // ranks.world_size
+
+
 class ImageBatches(ResumableSampler[list[tuple[Any, int]]]):
     """Yields batches of `(what KeyedImages looks up, key of its random numbers)`.
 
@@ -57,25 +64,22 @@ class ImageBatches(ResumableSampler[list[tuple[Any, int]]]):
         window: int = 0,
         num_repeats: float = 1.0,
         num_batches: int | None = None,
-        make_sizes: Callable[[int], Any] | None = None,
+        sizes: Any = None,
     ) -> None:
-        """`make_sizes(num_items)` makes timm's sampler, which chooses the sizes of images and batches."""
+        """`sizes` is timm's sampler, over `num_items_of` items, which chooses the sizes of images and batches."""
         super().__init__(ranks, seed, is_seed_used=is_training)
         self._name = "create_loader"
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self._num_samples, self._num_repeats, self._is_training = num_samples, num_repeats, is_training
         self._window = check_integer("nearby_shuffle", window, 0)
-        if num_repeats == 1 or num_samples < SELECTED_ROUND:
-            self._num_items = -(-num_samples // ranks.world_size)
-        else:
-            self._num_items = num_samples // SELECTED_ROUND * SELECTED_ROUND // ranks.world_size
+        self._num_items = num_items_of(num_samples, ranks, num_repeats)
         if not self._num_items:
             raise ValueError(f"the dataset has {num_samples} samples, too few for {ranks.world_size} ranks; add some")
         is_more = num_batches is not None and num_batches * batch_size >= self._num_items
         self._num_batches = None if is_more and not is_training else num_batches  # in evaluation, nothing comes twice
-        self._sizes = None if make_sizes is None else make_sizes(self._num_items)
-        if self._sizes is not None:
-            self.batch_sizes, self.average_batch_size = self._sizes.batch_sizes, self._sizes.average_batch_size
+        self._sizes = sizes
+        if sizes is not None:
+            self.batch_sizes, self.average_batch_size = sizes.batch_sizes, sizes.average_batch_size
         layout = self._steps(0), float(num_repeats)
         self._facts = {
             "num_samples": num_samples,
