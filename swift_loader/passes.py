@@ -26,7 +26,7 @@ from swift_loader.sampling.run import Run
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
-from swift_loader.tuning.autotuner import Autotuner, first_number
+from swift_loader.tuning import Autotuner, first_number
 
 _Delivered = tuple[int, "int | None", tuple[SampleFailure, ...]]
 """A batch that the loop got: how many steps of the epoch are done with it, its step, and its failed samples."""

@@ -43,7 +43,7 @@ from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.report import DATALOADER, Report
 from swift_loader.report.trace import write_trace
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.tuning.autotuner import Autotuner
+from swift_loader.tuning import Autotuner
 from swift_loader.worker.torch_worker import StreamShard
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 from swift_loader.executors.processes import setup_of
+from swift_loader.metrics.machine import available_memory
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.report import Report, Teller
-from swift_loader.tuning.autotuner import MAX_BATCHES, Autotuner
+from swift_loader.tuning import MAX_BATCHES, Autotuner
 
 
 class Observer:
@@ -55,9 +57,9 @@ class Observer:
     def tune(self, loader: Any) -> int | None:
         """Return a better number of workers. None: there is none, or it isn't time yet. Between two batches."""
         autotuner = self.autotuner
-        if autotuner is None or not autotuner.is_due():
+        if autotuner is None or not autotuner.is_due(now_ns := time.perf_counter_ns()):
             return None
-        return autotuner.decide(self.recent(loader, MAX_BATCHES))
+        return autotuner.decide(self.recent(loader, MAX_BATCHES), now_ns, available_memory())
 
 
 def _setup(loader: Any) -> Setup:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import time_text
 from swift_loader.log import logger
+from swift_loader.metrics.machine import available_memory
 from swift_loader.metrics.observations import Durations, Observations, Setup, stage_times, steps_ns
-from swift_loader.tuning.autotuner import room_for
-from swift_loader.tuning.tuner import window_of
+from swift_loader.tuning import room_for, window_of
 
 SWIFT_LOADER = "worker_per_consumer"
 DATALOADER = "num_workers"
@@ -112,7 +112,8 @@ def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advi
     trainer_cpu_s = observations.trainer_cpu_s / max(1, observations.num_delivered)
     if setup.worker_type == "thread":  # the workers' CPU time is the trainer's, too
         trainer_cpu_s = max(0.0, trainer_cpu_s - float(batches["cpu_ns"].mean()) / 1e9)
-    window, machine = window_of(batches, setup.num_workers, trainer_cpu_s), room_for(observations, keeps_limit=False)
+    window = window_of(batches, setup.num_workers, trainer_cpu_s)
+    machine = room_for(observations, available_memory(), keeps_limit=False)
     if window is None:
         return ()
     number = window.needed_workers(machine)

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.options import AutoWorkers
-from swift_loader.tuning import autotuner
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -37,8 +36,8 @@ class Stream(IterableDataset[int]):
 @pytest.fixture
 def quick_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that are too short for good decisions, but long enough for some."""
-    monkeypatch.setattr(autotuner, "WINDOW_S", 0.4)
-    monkeypatch.setattr(autotuner, "CHECK_NS", 50_000_000)
+    monkeypatch.setattr("swift_loader.tuning.WINDOW_S", 0.4)
+    monkeypatch.setattr("swift_loader.tuning.CHECK_NS", 50_000_000)
 
 
 def batches_of(num_workers: int | str, *, pause_s: float = 0.0) -> tuple[list[torch.Tensor], DataLoader[torch.Tensor]]:

@@ -1,6 +1,7 @@
 """Decides how many workers a loader should have: windows come in, numbers go out. Pure. Reports advise by its formula.
 
-    SEARCHING ──found──► SETTLED ──the load changed──► SEARCHING
+    Tuner        SEARCHING ──found──► SETTLED ──the load changed──► SEARCHING
+    Autotuner    WARMING ──the new workers are at work──► MEASURING ──a window is full──► the tuner decides ──► either
 
 A search begins with the number that a model of the loader gives: enough workers for the loop's own time, or for all
 cores. The model doesn't know what else workers compete for, such as memory bandwidth or a disk. So the search continues
@@ -20,7 +21,21 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import stage_times, steps_ns
+from swift_loader.metrics.observations import Observations, Setup, stage_times, steps_ns
+
+CHECK_NS = 250_000_000
+"""How often it looks."""
+
+WINDOW_S = 3.0
+"""A window is at least so long: shorter ones are too noisy for gains of 2 %."""
+
+MIN_BATCHES = 8
+MAX_BATCHES = 4096
+BATCHES_PER_WORKER = 2
+"""A window has at least so many batches: each worker has then built some."""
+
+TYPICAL_STEP_S = 0.05
+"""Of a loop, for the first number."""
 
 LITTLE_WAIT = 0.02
 """A loop that waits for less than this share of its time needs no more workers."""
@@ -155,11 +170,29 @@ def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float)
     )
 
 
-def most_workers(num_cores: float, free_nbytes: int, batch_nbytes: int, num_workers: int) -> int:
-    """Return how many workers a rank may have at most that has `num_workers` now, and so many cores and bytes free."""
-    by_cores = min(MAX_WORKERS, max(MIN_LIMIT, math.ceil(WORKERS_PER_CORE * num_cores)))
-    more_by_memory = int(free_nbytes * MEMORY_SHARE / (WORKER_NBYTES + BATCHES_IN_FLIGHT * batch_nbytes))
-    return max(1, min(by_cores, num_workers + more_by_memory))
+def room_for(observations: Observations, free_nbytes: int, *, keeps_limit: bool = True) -> Machine:
+    """Return what the workers of a rank may use. The ranks of a machine share it evenly.
+
+    `free_nbytes`: the machine's free memory; 0: unknown. With `keeps_limit`, a limit of batches in flight that the user
+    gave stays: more workers than that can't be busy.
+    """
+    setup, nbytes = observations.setup, observations.batches["nbytes"]
+    most = min(MAX_WORKERS, max(MIN_LIMIT, math.ceil(WORKERS_PER_CORE * setup.cores_per_rank)))
+    if free_nbytes:
+        for_workers = MEMORY_SHARE * free_nbytes / max(1, setup.world_size_here)
+        each = WORKER_NBYTES + BATCHES_IN_FLIGHT * (int(np.median(nbytes)) if nbytes.size else 0)
+        most = min(most, setup.num_workers + int(for_workers / each))
+    if keeps_limit and not setup.is_in_flight_chosen:
+        most = min(most, setup.max_in_flight)
+    return Machine(setup.cores_per_rank, max(1, most))
+
+
+def first_number(setup: Setup, build_s: float) -> int:
+    """Return how many workers to start with. `build_s`: how long a worker took for a batch; infinite if unknown."""
+    guess = most = max(1, int(setup.cores_per_rank))
+    if math.isfinite(build_s):
+        guess = min(most, max(1, math.ceil(build_s / TYPICAL_STEP_S)))
+    return max(setup.num_workers, guess if setup.is_in_flight_chosen else min(guess, setup.max_in_flight))
 
 
 class TunerState(Enum):
@@ -289,3 +322,84 @@ def _next_try(search: _Search, window: Window, machine: Machine) -> int | None:
 
 def _differ(before: float, now: float) -> bool:
     return abs(now - before) > CHANGE * max(before, now)
+
+
+# The workers of a running loader --------------------------------------------------------------------------------------
+
+
+class _Phase(Enum):
+    """See the second drawing above."""
+
+    WARMING = "warming"
+    MEASURING = "measuring"
+
+
+@dataclass(slots=True)
+class _Mark:
+    """What had been measured at some point."""
+
+    now_ns: int
+    num_delivered: int
+    elapsed_s: float
+    trainer_cpu_s: float
+
+
+class Autotuner:
+    """Chooses the number of workers of one loader, while its loop runs. The loop's thread uses it."""
+
+    def __init__(self, num_workers: int) -> None:
+        """Begin with the workers that there are. Times are of `time.perf_counter_ns`."""
+        self._tuner = Tuner()
+        self._phase = _Phase.WARMING
+        self._mark = _Mark(0, 0, 0.0, 0.0)
+        """Where the phase began."""
+        self._next_ns = 0
+        self._wanted = num_workers
+        self.history: list[str] = []
+        """What it changed and why, oldest first."""
+
+    def describe(self) -> list[str]:
+        """Return what it changed and what it thinks now, one line each."""
+        is_tried = self.history and self._tuner.state is TunerState.SEARCHING
+        reason = "it is being tried" if is_tried else self._tuner.reason
+        return [*self.history, f"now {self._wanted}: {reason}"]
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether to call `decide`. Mostly it isn't time."""
+        if now_ns < self._next_ns:
+            return False
+        self._next_ns = now_ns + CHECK_NS
+        return True
+
+    def decide(self, observations: Observations, now_ns: int, free_nbytes: int) -> int | None:
+        """Return another number of workers, if enough was measured to know a better one.
+
+        `observations`: what was measured until now, with the last `MAX_BATCHES` batches. `free_nbytes`: see `room_for`.
+        """
+        mark, wanted = self._mark, self._wanted
+        num_new = observations.num_delivered - mark.num_delivered
+        if self._phase is _Phase.WARMING:
+            # Until then, the loop gets batches that were built by the workers before.
+            if observations.setup.num_workers == wanted and num_new >= observations.setup.max_in_flight:
+                self._begin(_Phase.MEASURING, observations, now_ns)
+            return None
+        is_short = observations.elapsed_s - mark.elapsed_s < WINDOW_S
+        if is_short or num_new < max(MIN_BATCHES, BATCHES_PER_WORKER * wanted):
+            return None
+        batches = observations.batches[observations.batches["asked_ns"] >= mark.now_ns]
+        window = window_of(batches, wanted, (observations.trainer_cpu_s - mark.trainer_cpu_s) / num_new)
+        if window is None:
+            return None
+        machine = room_for(observations, free_nbytes)
+        self._wanted = min(self._tuner.decide(window, machine), machine.max_workers)
+        if self._wanted == wanted:
+            self._begin(_Phase.MEASURING, observations, now_ns)
+            return None
+        after = f"after {observations.elapsed_s:.0f} s"
+        self.history.append(f"{after}, {wanted} → {self._wanted}: {self._tuner.reason}")
+        self._begin(_Phase.WARMING, observations, now_ns)
+        return self._wanted
+
+    def _begin(self, phase: _Phase, observations: Observations, now_ns: int) -> None:
+        self._phase = phase
+        self._mark = _Mark(now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s)

@@ -1,1 +1,0 @@
-"""Chooses the number of workers while training runs."""
