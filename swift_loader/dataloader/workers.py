@@ -7,7 +7,6 @@ import io
 import re
 import signal
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Mapping

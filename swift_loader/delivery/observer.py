@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from swift_loader.executors.processes import setup_of
@@ -28,8 +27,6 @@ class Observer:
         """Chooses the number of workers. None: the user does. Any thread may end the tuning."""
         self._option = option
         self._teller = Teller(option)
-        self._first_setup: Setup | None = None
-        """What the machine had when it was asked for recent observations for the first time."""
 
     def observations(self, loader: Any) -> Observations:
         """Return what was measured up to now."""
@@ -37,11 +34,7 @@ class Observer:
 
     def recent(self, loader: Any, num_batches: int) -> Observations:
         """Return the same of the last batches only. Takes some 50 µs."""
-        self._first_setup = self._first_setup or _setup(loader)  # asking the machine for its cores takes longer
-        delivery, _, _ = loader._observed()  # noqa: SLF001
-        in_flight = delivery.in_flight.num_batches if delivery.num_workers else 1
-        setup = replace(self._first_setup, num_workers=int(delivery.num_workers), max_in_flight=in_flight)
-        return self.metrics.recent(setup, num_batches)
+        return self.metrics.recent(_setup(loader), num_batches)
 
     def report(self, loader: Any) -> Report:
         """Return what was measured up to now, and what it means. Empty if nothing is measured."""

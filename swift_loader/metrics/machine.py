@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 _NO_LIMIT_V1 = 1 << 60
@@ -28,7 +30,15 @@ class Group:
 
 
 def available_cores() -> float:
-    """Return how many cores this process and its children may use: the affinity, and the quotas of its cgroups."""
+    """Return how many cores this process and its children may use: the affinity, and the quotas of its cgroups.
+
+    The system is asked once a second at most: that takes longer than all else that a dashboard asks for.
+    """
+    return _cores_in(int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _cores_in(_second: int) -> float:
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([float(num_cores), *map(quota_of, groups_of("cpu"))])
 

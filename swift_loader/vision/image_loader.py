@@ -25,7 +25,6 @@ from swift_loader.samplers.base import ResumableSampler, seed_of
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.sampling.run import Pass, PassState
 from swift_loader.sampling.shuffle import Order, OrderSettings
-from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.seeding import preserved_generators
 
 SELECTED_ROUND = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
@@ -86,11 +87,13 @@ def test_what_a_group_may_still_use_is_read(
 
 
 @pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Files that stand for the machine's."""
     content: dict[str, str] = {"/proc/self/cgroup": "0::/job/step\n", "/proc/self/mountinfo": V2_MOUNT}
     monkeypatch.setattr(machine, "_read", lambda path: content.get(path, ""))
-    return content
+    machine._cores_in.cache_clear()
+    yield content
+    machine._cores_in.cache_clear()
 
 
 def test_the_tightest_of_nested_quotas_counts(files: dict[str, str]) -> None:
