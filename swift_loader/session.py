@@ -36,6 +36,7 @@ from swift_loader.sampling.run import Run
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
+from swift_loader.scheduler.work import PlannedSource
 from swift_loader.worker.spec import WorkerSpec
 
 
@@ -157,7 +158,7 @@ class Session:
     def seek(self, run: Run, *, awaits_first: bool = False) -> tuple[Position, int]:
         """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there.
 
-        `awaits_first`: see `Dispatcher.seek`.
+        `awaits_first`: see `Dispatcher.begin`.
         """
         begin = run.progress.next_begin(self.dispatcher.num_samples)
         return begin, self._seek_position(run, begin, awaits_first=awaits_first)
@@ -169,7 +170,8 @@ class Session:
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
         self.past_plans.note(time.perf_counter_ns(), self.plan)
         self._unshared = None
-        self._num_before = self.dispatcher.seek(position.epoch, step, self.plan, awaits_first=awaits_first)
+        source = PlannedSource(position.epoch, step, self.plan.num_batches, self.plan.last_irregular_epoch)
+        self._num_before = self.dispatcher.begin(source, settings, awaits_first=awaits_first)
         return step
 
     def open_epoch(self, run: Run) -> OpenEpoch:

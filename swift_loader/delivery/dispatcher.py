@@ -93,8 +93,8 @@ class Dispatcher:
         """Warnings of workers that hang, for the loop's thread. Guarded by `dispatch_lock`."""
         self._wait_error: BaseException | None = None
         """Ends the wait of the loop's thread. Guarded by `dispatch_lock`."""
-        self._plan: Plan | None = None
-        """The plan of the last `seek`. None: work was handed out by another source since. The loop's thread uses it."""
+        self._settings: PlanSettings | None = None
+        """What workers know about the work that is delivered. The loop's thread uses it."""
         self._grace_s = 0.0
         """Seconds that replacing a worker may take. Set by `start`."""
         self._receivers: Receivers | None = None
@@ -156,29 +156,51 @@ class Dispatcher:
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
-    def seek(self, epoch: int, step: int, plan: Plan, *, awaits_first: bool = False) -> int:
-        """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already.
+    def begin(
+        self,
+        source: WorkSource,
+        settings: PlanSettings,
+        resume: Mapping[int, bytes] | None = None,
+        *,
+        awaits_first: bool = False,
+    ) -> int:
+        """Make `next_batch` deliver this work, and nothing that was handed out before. Return its first `num_before`.
 
-        Return the `num_before` of that batch. `awaits_first`: block until that batch is there, which stays. No other
-        one is built before. Raises its error, or why there is none; then the caller must close.
+        `source` hands out the work, on any thread. It may say that there is none, and have more later: `next_batch`
+        asks it again. It costs nothing to begin a plan where it is already. `settings`: what workers know about the
+        work; the order's seed is the base seed of torch's workers. `resume`: where each worker's dataset continues, by
+        the worker's id: a packed `Resume`. The others begin anew. `awaits_first`: block until the first batch is there,
+        which stays. No other one is built before. Raises its error, or why there is none; then the caller must close.
         """
-        source = PlannedSource(epoch, step, plan.num_batches, plan.last_irregular_epoch)
-        ledger, before = self._scheduler.ledger, self._plan
-        is_same_plan = plan.settings == (self._executor.plan if before is None else before).settings
+        executor, scheduler, ledger = self._executor, self._scheduler, self._scheduler.ledger
+        if executor.owner is not None:
+            executor.owner.check()
+        is_same_plan = isinstance(source, PlannedSource) and settings == (self._settings or executor.plan.settings)
         is_there = (
-            before is not None
-            and is_same_plan
+            is_same_plan
+            and isinstance(source, PlannedSource)
             and isinstance(ledger.source, PlannedSource)
-            and ledger.source.is_at(source, ledger.num_delivered, in_order=self._scheduler.limits.in_order)
+            and ledger.source.is_at(source, ledger.num_delivered, in_order=scheduler.limits.in_order)
         )
         if awaits_first:
             with self.lock:
-                ledger.use_limits(replace(self._scheduler.limits, max_in_flight=1))
-        self._begin(None if is_there else source, plan, None, keeps_meaning=is_same_plan)
-        self._plan = plan
+                ledger.use_limits(replace(scheduler.limits, max_in_flight=1))
+        self._metrics.end_pass()
+        self._phase, dropped = _Phase.TAKING, list[Any]()
+        try:
+            if not is_there:
+                with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
+                    dropped = scheduler.begin(source, keeps_meaning=is_same_plan)
+                    executor.use_plan(ledger.generation, Plan.of(self.num_samples, settings), resume)
+            self.act()
+        except BaseException as interrupt:
+            self._note_interrupt(interrupt)
+            raise
+        self._phase, self._settings = _Phase.IDLE, settings
+        del dropped  # outside the locks: the user's objects may have finalisers
         if awaits_first:
             self._await_first()
-        return self._scheduler.ledger.num_delivered
+        return ledger.num_delivered
 
     def _await_first(self) -> None:
         scheduler = self._scheduler
@@ -203,41 +225,10 @@ class Dispatcher:
             self.act()
             receivers.hand_over()
 
-    def begin(self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None = None) -> None:
-        """Make `next_batch` deliver this work, and nothing that was handed out before.
-
-        `source` hands out the work, on any thread. It may say that there is none, and have more later: `next_batch`
-        asks it again. `settings`: what workers know about the work; the order's seed is the base seed of torch's
-        workers. `resume`: where each worker's dataset continues, by the worker's id: a packed `Resume`. The others
-        begin anew.
-        """
-        self._plan = None
-        self._begin(source, Plan.of(self.num_samples, settings), resume, keeps_meaning=False)
-
-    def _begin(
-        self, source: WorkSource | None, plan: Plan, resume: Mapping[int, bytes] | None, *, keeps_meaning: bool
-    ) -> None:
-        """Begin to deliver the work of a source. None: go on with the one that there is."""
-        if self._executor.owner is not None:
-            self._executor.owner.check()
-        self._metrics.end_pass()
-        self._phase, dropped = _Phase.TAKING, list[Any]()
-        try:
-            if source is not None:
-                with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
-                    dropped = self._scheduler.begin(source, keeps_meaning=keeps_meaning)
-                    self._executor.use_plan(self._scheduler.ledger.generation, plan, resume)
-            self.act()
-        except BaseException as interrupt:
-            self._note_interrupt(interrupt)
-            raise
-        self._phase = _Phase.IDLE
-        del dropped  # outside the locks: the user's objects may have finalisers
-
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Loop's thread."""
         self._metrics.end_pass(time.perf_counter_ns())
-        if self._plan is not None:  # workers build the next epoch
+        if isinstance(self._scheduler.ledger.source, PlannedSource):  # workers build the next epoch
             self.hand_over_if_idle()
         self.issue_warnings()
 
@@ -252,8 +243,9 @@ class Dispatcher:
         If the source of work has ended, so that there is no batch to wait for, the delivery says so.
 
         Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
-        what the user's code raised. So any exception that is raised comes from a signal handler and says nothing about
-        the batch. If it interrupted something that can't be repeated, there are no more batches afterwards.
+        what the user's code raised. So any exception that is raised comes from a signal handler, or from a filter that
+        makes a warning an error while no batch is taken, and says nothing about the batch. If it interrupted something
+        that can't be repeated, there are no more batches afterwards.
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """

@@ -261,9 +261,9 @@ def test_forks_of_another_loader_change_no_kept_batch_and_leak_no_memory(front: 
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 MOST_CALLS = {
-    "SwiftLoader": 51,
-    "DataLoader": 66,
-    "DataLoader of a stream": 63,
+    "SwiftLoader": 46,
+    "DataLoader": 60,
+    "DataLoader of a stream": 58,
     "Pipeline in processes": 90,
     "StageLoader": 55,
 }
