@@ -38,11 +38,15 @@ def unguarded(body: str) -> str:
     return textwrap.dedent(DATASET) + textwrap.dedent(body)
 
 
+@pytest.mark.parametrize("start_method", ["template", "portable"])
 @pytest.mark.parametrize("via", ["file", exhaustive("-c"), exhaustive("stdin")])
-def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(via: str, tmp_path: Path) -> None:
-    body = """
+def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(
+    via: str, start_method: str, tmp_path: Path
+) -> None:
+    body = f"""
     factor = 2
-    loader = SwiftLoader(Dataset, {}, batch_size=4, worker_per_consumer=2, shuffle=False,
+    loader = SwiftLoader(Dataset, {{}}, batch_size=4, worker_per_consumer=2, shuffle=False,
+                         start_method={start_method!r},
                          collate_fn=lambda samples: [Point(s.x * factor, s.label) for s in samples])
     for epoch in range(2):
         for batch in loader:
