@@ -155,24 +155,20 @@ class Session:
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def seek(self, run: Run, *, awaits_first: bool = False) -> tuple[Position, int]:
-        """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there.
+    def seek(self, run: Run, begin: Position | None = None, *, awaits_first: bool = False) -> tuple[Position, int]:
+        """Make the dispatcher build from a position on, by default the run's next pass. Return it, and its step.
 
         `awaits_first`: see `Dispatcher.begin`.
         """
-        begin = run.progress.next_begin(self.dispatcher.num_samples)
-        return begin, self._seek_position(run, begin, awaits_first=awaits_first)
-
-    def _seek_position(self, run: Run, position: Position, *, awaits_first: bool = False) -> int:
-        """Make the dispatcher continue at a position. Return the step that begins there."""
-        settings = replace(self.plan.settings, order=run.order, skips=run.skips)
-        settings, step = settings.resumed_at(position)
-        self.plan = Plan.of(self.dispatcher.num_samples, settings)
+        num_samples = self.dispatcher.num_samples
+        begin = run.progress.next_begin(num_samples) if begin is None else begin
+        settings, step = replace(self.plan.settings, order=run.order, skips=run.skips).resumed_at(begin)
+        self.plan = Plan.of(num_samples, settings)
         self.past_plans.note(time.perf_counter_ns(), self.plan)
         self._unshared = None
-        source = PlannedSource(position.epoch, step, self.plan.num_batches, self.plan.last_irregular_epoch)
+        source = PlannedSource(begin.epoch, step, self.plan.num_batches, self.plan.last_irregular_epoch)
         self._num_before = self.dispatcher.begin(source, settings, awaits_first=awaits_first)
-        return step
+        return begin, step
 
     def open_epoch(self, run: Run) -> OpenEpoch:
         """Begin the run's next pass. Return the rest of its epoch."""
@@ -186,8 +182,8 @@ class Session:
 
         Batches that were built or moved ahead of the loop are dropped.
         """
-        position = run.progress.pass_position
-        opened = self._opened(position.epoch, self._seek_position(run, position))
+        position, step = self.seek(run, run.progress.pass_position)
+        opened = self._opened(position.epoch, step)
         run.progress.replan(self.plan)
         return opened
 
