@@ -221,7 +221,8 @@ class Handle:
 
     def _count(self, word: int) -> int:
         """Return one of its counts; 0 before it is ready."""
-        return 0 if self._counters is None else self._counters.memory.cast("q")[word]
+        page = self._counters  # another thread may close the handle
+        return 0 if page is None else page.memory.cast("q")[word]
 
     @property
     def place(self) -> str:
