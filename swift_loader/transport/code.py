@@ -302,7 +302,8 @@ class Walk:
             self.things.append(found)
             beside = _variables_beside(found)
             name, _, inner = found.__qualname__.partition(".")
-            if beside.get(name) is found or (inner and "<locals>" not in inner):  # for pickle, which looks it up there
+            is_nested = isinstance(found, type) and inner and "<locals>" not in inner
+            if beside.get(name) is found or is_nested:  # for code that looks it up in the module, as pickle does
                 self._use(beside, name, found)
             (self._add_class if isinstance(found, type) else self._add_function)(found)
 
