@@ -17,7 +17,7 @@ from swift_loader.device.move import Target, find_target
 from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.local_builder import dataset_of
+from swift_loader.executors.inline import dataset_of
 from swift_loader.executors.processes import make_fleet, warm_up
 from swift_loader.interrupts import run_finalizer
 from swift_loader.options import Options

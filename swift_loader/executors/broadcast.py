@@ -26,7 +26,7 @@ from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.interrupts import is_interrupt
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.messages import Answered, Event, Ready, SampleFailed, Send
+from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, FailureStage
@@ -204,9 +204,7 @@ class ReceivingExecutor(InlineExecutor):
         """Wait until the rank that loads has built the dataset. Raises its error if it couldn't."""
         num_samples, _ = self._broadcast.receive(START)
         self._builder = self._broadcast
-        self._first_plan = Plan.of(num_samples, self._spec.plan)
-        self._current = (0, self._first_plan)
-        self._events.append(Ready(_WORKER, _WORKER))
+        self._begin(num_samples)
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:  # noqa: ARG002
         """Use this plan from this generation on."""

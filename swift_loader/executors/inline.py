@@ -1,29 +1,169 @@
-"""The executor without workers, for debugging. It builds batches in the thread that waits for them.
+"""Builds batches in this process: for worker threads, and in the thread that waits for them, if there are no workers.
 
-It gives the same bytes and the same errors as worker processes, because it runs the same code; see `local_builder`. If
-it seeds the user's random generators for a batch, it restores them afterwards.
+The code is that of worker processes: plan, fetch, collate, encode, decode. So batches and errors are the same, and
+batches share no memory with the dataset. If the calling thread seeds the user's generators for a batch, it restores
+them afterwards.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import RemoteTraceback
 from swift_loader.executors.base import Inbox, ToDo
-from swift_loader.executors.failures import describe_work
-from swift_loader.executors.local_builder import LocalBuilder
+from swift_loader.executors.failures import describe_work, rebuild, rebuild_sample, task_of
+from swift_loader.executors.process.reader import BatchReader
+from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.messages import Event, Ready, Send, Skipped, Stall, TemplateLost, WorkerLost
+from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.scheduler.messages import (
+    Answered,
+    Event,
+    Ready,
+    SampleFailed,
+    Send,
+    Skipped,
+    Stall,
+    StreamEnded,
+    TemplateLost,
+    WorkerLost,
+)
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
+from swift_loader.transport import messages
+from swift_loader.transport.by_value import NewDefinitions
+from swift_loader.transport.messages import Batch
 from swift_loader.transport.payload import chosen_threads
-from swift_loader.transport.slots import HeapStore
+from swift_loader.transport.segments import CounterWriter
+from swift_loader.transport.slots import HeapStore, SlotStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
-from swift_loader.worker.spec import WorkerSpec, length_of
-from swift_loader.worker.torch_worker import limited_threads, ordinary_tensors
+from swift_loader.worker.spec import WorkerOptions, WorkerSpec, length_of
+from swift_loader.worker.stream import StreamEnd
+from swift_loader.worker.torch_worker import TorchIdentity, limited_threads, ordinary_tensors
+
+
+class LocalBuilder:
+    """Builds the batches of one dataset. One thread at a time uses it."""
+
+    def __init__(
+        self,
+        worker: int,
+        dataset: Any,
+        num_samples: int,
+        spec: WorkerSpec,
+        *,
+        batch_decoder: Callable[[bytes], Any] | None,
+        metrics: Metrics,
+        who: str,
+        describe: Callable[[Work], str],
+        store: SlotStore,
+        identity: TorchIdentity | None = None,
+    ) -> None:
+        """Prepare to build batches.
+
+        `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
+        torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
+        the batches, and `describe` returns number, epoch and dataset indices of one, for the causes of errors. `store`
+        has the memory of the batches; the builder alone uses it. `identity`: see `BatchBuilder`.
+        """
+        self._worker = worker
+        self._definitions = NewDefinitions()
+        self._reader = BatchReader(self._definitions, batch_decoder)
+        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
+        self._metrics = metrics
+        self._who = who
+        self._describe = describe
+        self._store = store
+        self.largest_nbytes = 0
+        """Of the batches so far. Any thread may read it."""
+
+    @property
+    def counters(self) -> CounterWriter:
+        """Show how far the current batch is."""
+        return self._builder.samples.counters
+
+    def use_plan(self, plan: PlanSettings, resume: bytes | None = None) -> None:
+        """Build the batches of another plan from now on. `resume`: see `NewPlan`."""
+        self._builder.samples.use_plan(plan, resume)
+
+    def answer(self, task: Send, building: AbstractContextManager[Any]) -> list[Event]:
+        """Build a batch within this context, and decode it. Return its events: its failed samples, then the batch.
+
+        If the user's code raised, they say so. Raises what a signal handler raised.
+        """
+        self._definitions.clear()
+        try:
+            with building:
+                batch = self._builder.build(self._store, task_of(task))
+                memory = self._store.lend(batch.slot, batch.used_nbytes)
+            return self._decode(task, batch, memory)
+        except StreamEnd:
+            return [StreamEnded(self._worker, task.generation, task.sequence)]
+        except Exception as error:
+            raised = error.__cause__ if isinstance(error, BuildError) else error
+            if raised is not None and is_interrupt(raised):
+                raise raised from None
+            return self.failed(task, error)
+
+    def _decode(self, task: Send, batch: Batch, memory: NDArray[np.uint8]) -> list[Event]:
+        started_ns = time.perf_counter_ns()
+        answer = Answered(self._worker, task.generation, task.sequence, self._reader.read(batch, memory))
+        answer.snapshot, decode_ns = self._builder.samples.state, time.perf_counter_ns() - started_ns
+        answer.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
+        answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)
+        return [*self._sample_failures(task, self._builder.failures), answer]
+
+    def failed(self, task: Send, error: Exception) -> list[Event]:
+        """Return the events for what building or decoding raised.
+
+        The loop gets the user's own exception. The end of its chain of causes says where it happened.
+        """
+        events: list[Event] = []
+        if isinstance(error, BuildError):
+            events = self._sample_failures(task, error.failures)
+            error = self._explain(error, task)
+        events.append(Answered(self._worker, task.generation, task.sequence, error=error))
+        return events
+
+    def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
+        events: list[Event] = []
+        for failed in failures:
+            where = f", {self._describe(task.work)}"
+            error = rebuild(failed.failure, self._who, self._definitions, where)
+            failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
+            events.append(SampleFailed(self._worker, task.generation, task.sequence, failure))
+        return events
+
+    def _explain(self, failed: BuildError, task: Send) -> Exception:
+        error = failed.__cause__ if isinstance(failed.__cause__, Exception) else failed
+        sample = f", dataset index {failed.index}" if failed.index is not None else ""
+        note = f". {failed.note}" if failed.note else ""
+        last: BaseException = error
+        while last.__cause__ is not None:
+            last = last.__cause__
+        where = f"{failed.stage.value}{sample}, {self._describe(task.work)}"
+        last.__cause__ = RemoteTraceback(f"In {self._who}, {where}{note}")
+        return error
+
+
+def dataset_of(options: WorkerOptions) -> Any:
+    """Return a dataset of this process. The user's generators are put back, and torch has one thread meanwhile."""
+    if options.rng is Rng.NONE:
+        with limited_threads(1):
+            return options.make_dataset()
+    with preserved_generators(), limited_threads(1):
+        return options.make_dataset()
+
 
 _WORKER = 0
 """The serial number and the id of the only worker: the calling thread."""
@@ -38,6 +178,10 @@ class InlineExecutor:
     """Nothing is in flight."""
     grace_s = 0.0
     """Nothing is replaced."""
+    plan: Plan
+    """The plan that it starts with. Known after `start`, as the next one."""
+    _current: tuple[int, Plan]
+    """The generation whose batches are needed, and its plan."""
 
     def __init__(
         self, spec: WorkerSpec, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
@@ -48,9 +192,6 @@ class InlineExecutor:
         self._dataset = dataset
         self._builder: Any = None
         """What `_build` builds with; None while it is closed."""
-        self._first_plan: Plan | None = None
-        self._current: tuple[int, Plan | None] = (0, None)
-        """The generation whose batches are needed, and its plan."""
         self._events: list[Event] = []
         self._tasks: deque[Send] = deque()
         self.interrupt: Exception | None = None
@@ -61,17 +202,10 @@ class InlineExecutor:
         """No thread takes over while the loop is busy."""
         return [self]
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that it starts with. Known after `start`."""
-        assert self._first_plan is not None, "the executor hasn't started"
-        return self._first_plan
-
     def start(self) -> None:
         """Measure the dataset and make the builder."""
         num_samples = length_of(self._dataset, self._spec.options.torch)
-        self._first_plan = Plan.of(num_samples, self._spec.plan)
-        self._current = (0, self._first_plan)
+        self._begin(num_samples)
         self._builder = LocalBuilder(
             _WORKER,
             self._dataset,
@@ -83,12 +217,15 @@ class InlineExecutor:
             describe=self._describe,
             store=HeapStore(),
         )
+
+    def _begin(self, num_samples: int) -> None:
+        self.plan = Plan.of(num_samples, self._spec.plan)
+        self._current = (0, self.plan)
         self._events.append(Ready(_WORKER, _WORKER))
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on."""
-        _, before = self._current
-        is_new = self._spec.options.torch is not None or (before is not None and plan.settings != before.settings)
+        is_new = self._spec.options.torch is not None or plan.settings != self._current[1].settings
         if self._builder is not None and is_new:
             self._builder.use_plan(plan.settings, (resume or {}).get(_WORKER))
         self._current = (generation, plan)
@@ -156,9 +293,7 @@ class InlineExecutor:
             yield
 
     def _describe(self, work: Work) -> str:
-        _, plan = self._current
-        assert plan is not None
-        return describe_work(work, plan)
+        return describe_work(work, self._current[1])
 
     def __repr__(self) -> str:
         return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

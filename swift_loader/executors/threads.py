@@ -15,7 +15,7 @@ from typing import Any
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, ThreadInbox, WorkerThread
-from swift_loader.executors.local_builder import LocalBuilder, dataset_of
+from swift_loader.executors.inline import LocalBuilder, dataset_of
 from swift_loader.executors.wording import Explainer, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
@@ -159,6 +159,11 @@ class ThreadWorker(WorkerThread):
 class ThreadExecutor(CrewExecutor[ThreadWorker]):
     """The worker threads of one loader."""
 
+    plan: Plan
+    """The plan that the workers start with. Known after `start`, as the next one."""
+    explainer: Explainer
+    """The words for the workers."""
+
     def __init__(
         self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, note: Callable[[str], None]
     ) -> None:
@@ -175,8 +180,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         self._dataset = dataset
         self._datasets: dict[int, Any] = {}
         """Those of the first workers, by serial number, until they have started."""
-        self._explainer: Explainer | None = None
-        self._first_plan: Plan | None = None
         self._plan = NewPlan(0, spec.plan)
         """The plan of the tasks that are sent now, and from which generation on. The thread that holds the dispatch
         lock uses this and the next one."""
@@ -193,8 +196,8 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         """
         num_workers = self._options.num_workers
         num_samples = length_of(self._dataset, self._spec.options.torch)
-        self._first_plan = plan = Plan.of(num_samples, self._spec.plan)
-        self._explainer = Explainer(self._options, plan, Definitions(), 0.0)
+        self.plan = Plan.of(num_samples, self._spec.plan)
+        self.explainer = Explainer(self._options, self.plan, Definitions(), 0.0)
         self._datasets = {0: self._dataset, **{serial: self._another_dataset() for serial in range(1, num_workers)}}
         if not self._open(num_workers):
             raise LoaderClosed("the loader was closed while it started")
@@ -238,18 +241,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         return nullcontext() if self._draws is None else self._draws.watching()
 
     # What it is
-
-    @property
-    def explainer(self) -> Explainer:
-        """The words for the workers. Known after `start`."""
-        assert self._explainer is not None, "the executor hasn't started"
-        return self._explainer
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that the workers start with. Known after `start`."""
-        assert self._first_plan is not None, "the executor hasn't started"
-        return self._first_plan
 
     @property
     def largest_batch_nbytes(self) -> int:
