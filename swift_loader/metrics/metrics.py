@@ -193,11 +193,6 @@ class Metrics:
             num_restarts=self._num_restarts,
         )
 
-    @property
-    def elapsed_s(self) -> float:
-        """How long all passes have lasted. 0 if measuring is off."""
-        return self.passes.elapsed_s
-
     def _renew_lock_in_fork(self) -> None:
         if not self._process.is_here():  # the thread that may hold the lock doesn't exist here
             self._lock, self._process = threading.RLock(), ProcessOwner()
