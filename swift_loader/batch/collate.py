@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -295,6 +295,9 @@ def _collate(parts: Sequence[Any], memory: BatchMemory, torch: ModuleType | None
 def _columns_of_mappings(mappings: Sequence[Any]) -> list[list[Any]]:
     """Return the values of all samples for each key of the first sample, in its order."""
     first = mappings[0]
+    if set(map(type, mappings)) == {dict} and len(set(map(len, mappings))) == 1:
+        with suppress(KeyError):  # as many keys, and all of the first sample's: the same ones
+            return [list(map(itemgetter(key), mappings)) for key in first]
     keys, kind = first.keys(), type(first)
     for number, mapping in enumerate(mappings):
         is_mapping = type(mapping) is kind or isinstance(mapping, Mapping)
@@ -531,7 +534,7 @@ def _to_send(parts: Any, memory: SendMemory) -> Any:
         raise _UnusualError
     if kind is dict:
         try:
-            return {key: _to_send([one[key] for one in parts], memory) for key in first}
+            return {key: _to_send(list(map(itemgetter(key), parts)), memory) for key in first}
         except KeyError:
             raise _UnusualError from None
     if kind is tuple or kind is list:
