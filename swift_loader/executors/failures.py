@@ -126,6 +126,35 @@ _PIPE_BUF = getattr(select, "PIPE_BUF", 512)
 """A pipe that can be written takes so many bytes at once; Windows doesn't say."""
 
 
+_MAX_KEPT_NBYTES = 16 * 1024
+_MAX_SHOWN_NBYTES = 4096
+_MAX_LINES = 20
+"""How much of stderr an error shows, unless it is a crash."""
+
+_CRASH = b"Fatal Python error"
+"""How the fault handler begins. What it writes is shown from there on."""
+
+
+class StderrTail:
+    """The end of what another process writes to stderr. One thread adds to it; any thread reads it."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def add(self, data: bytes) -> None:
+        """Keep the end, and pass on all of it to this process's stderr."""
+        self._kept = (self._kept + data)[-_MAX_KEPT_NBYTES:]
+        write_stderr(data)
+
+    def last_lines(self) -> str:
+        """Return the last lines, as printable text."""
+        lines = self._kept.splitlines()
+        crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), None)
+        if crash is None:
+            return readable(self._kept[-_MAX_SHOWN_NBYTES:].splitlines()[-_MAX_LINES:])
+        return readable(lines[min(crash, max(0, len(lines) - _MAX_LINES)) :])
+
+
 def readable(lines: Iterable[bytes]) -> str:
     """Return lines of a process's output as printable text."""
     texts = (line.decode("utf-8", "backslashreplace") for line in lines)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.executors.environment import Launch, working_directory
-from swift_loader.executors.failures import readable, write_stderr
+from swift_loader.executors.failures import StderrTail
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.interrupts import blocked
 from swift_loader.threads import LoaderThread, explaining_starts
@@ -89,13 +89,6 @@ _JOIN_LIMIT_S = 0.5
 
 _READ_NBYTES = 1 << 16
 
-_MAX_KEPT_NBYTES = 16 * 1024
-_MAX_LINES = 20
-"""How much of stderr an error shows."""
-
-_CRASH = b"Fatal Python error"
-"""How the fault handler begins. What it writes is shown from there on."""
-
 
 class Payload(NamedTuple):
     """What each worker is sent when it starts, before any other message."""
@@ -136,8 +129,7 @@ class Interpreter:
         self._ended = threading.Event()
         self._num_slots = 0
         """Segments that were attached. Slots are numbered in the order of their making."""
-        self._tail = b""
-        """The end of its stderr. Only the thread that forwards it writes."""
+        self._stderr = StderrTail()
         self._asking = threading.Lock()
         """Held while a request and its answer are on the way."""
         tasks, their_tasks = new_pipe()
@@ -189,8 +181,7 @@ class Interpreter:
         assert self._process.stderr is not None
         with self._process.stderr as stderr:
             while data := os.read(stderr.fileno(), _READ_NBYTES):
-                self._tail = (self._tail + data)[-_MAX_KEPT_NBYTES:]
-                write_stderr(data)
+                self._stderr.add(data)
 
     # What it is -------------------------------------------------------------------------------------------------------
 
@@ -212,9 +203,7 @@ class Interpreter:
         """Return the last lines that the process wrote to stderr, as printable text."""
         if self.has_ended:
             self._threads[1].join(_JOIN_LIMIT_S)
-        lines = self._tail.splitlines()
-        crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), len(lines))
-        return readable(lines[min(crash, max(0, len(lines) - _MAX_LINES)) :])
+        return self._stderr.last_lines()
 
     # What it does -----------------------------------------------------------------------------------------------------
 

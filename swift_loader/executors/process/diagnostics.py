@@ -13,17 +13,12 @@ import os
 import select
 import signal
 import socket
-from collections import deque
 from pathlib import Path
 
-from swift_loader.executors.failures import readable, write_stderr
+from swift_loader.executors.failures import StderrTail, readable
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.channel import new_pipe, new_socketpair
 from swift_loader.worker.process import DUMP_SIGNAL, StackDumper
-
-MAX_LINES = 20
-MAX_KEPT_BYTES = 4096
-"""How much of stderr an error shows."""
 
 MAX_TRACE_BYTES = 8192
 
@@ -45,6 +40,8 @@ _HEADS = (b"Thread 0x", b"Current thread 0x")
 _STATES = {
     "T": "the process is stopped, by SIGSTOP or a debugger",
     "t": "the process is stopped by a debugger",
+    "R": "C code holds the GIL",
+    "S": "C code holds the GIL",
     "D": "the process waits in the kernel for a disk or a network file system",
     "Z": "the process has ended",
 }
@@ -68,8 +65,7 @@ class Diagnostics:
         """The process's ends, which it inherits. Open here until `close_their_ends`."""
         for descriptor in (self._stderr, self._traces, self._asking, self.their_ends[1]):
             os.set_blocking(descriptor, False)
-        self._tail: deque[bytes] = deque()
-        self._num_kept = 0
+        self._tail = StderrTail()
         FORKS.holders.add(self)
 
     def close_their_ends(self) -> None:
@@ -92,31 +88,24 @@ class Diagnostics:
             data = _read(self._stderr, _READ_BYTES)
             if not data:
                 return data is None
-            write_stderr(data)
-            self._tail.append(data[-MAX_KEPT_BYTES:])
-            self._num_kept += len(self._tail[-1])
-            while self._num_kept - len(self._tail[0]) >= MAX_KEPT_BYTES:
-                self._num_kept -= len(self._tail.popleft())
+            self._tail.add(data)
         return False
 
     def last_lines(self) -> str:
         """Return the last lines that the process wrote to stderr, as printable text."""
         self.forward()
-        return readable(b"".join(self._tail)[-MAX_KEPT_BYTES:].splitlines()[-MAX_LINES:])
+        return self._tail.last_lines()
 
     def last_traces(self) -> str:
         """Return the stacks that were written since the last call. After a crash, these are the stacks of the crash."""
         data = _read(self._traces, _READ_BYTES) if self._traces >= 0 else None
         return readable(_of_the_user((data or b"")[:MAX_TRACE_BYTES].splitlines()))
 
-    def ask_for_stacks(
-        self, pid: int, pidfd: int, *, by_force: bool = False, silent: str = "C code holds the GIL"
-    ) -> str:
+    def ask_for_stacks(self, pid: int, pidfd: int, *, by_force: bool = False) -> str:
         """Return the Python stacks of all threads of the process, or the reason why there are none.
 
-        Blocks for half a second at most, with `by_force` for a second. `silent`: why a process that runs may not
-        answer. `by_force` sends a signal if the process doesn't answer. It may interrupt system calls of C code, so it
-        is only for a process that will be killed anyway.
+        Blocks for half a second at most, with `by_force` for a second. `by_force` sends a signal if the process doesn't
+        answer. It may interrupt system calls of C code, so it is only for a process that will be killed anyway.
         """
         self.last_traces()
         with contextlib.suppress(OSError):  # it has ended
@@ -127,8 +116,7 @@ class Diagnostics:
                 signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
             collected = self._collect()
         if not collected:
-            state = _state(pid)
-            return f"(none: {_STATES.get(state, silent if state in ('R', 'S') else 'the process is gone')})"
+            return f"(none: {_STATES.get(_state(pid), 'the process is gone')})"
         return readable(_of_the_user(collected.splitlines()))
 
     def _collect(self) -> bytes:
@@ -152,9 +140,6 @@ class Diagnostics:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-
-    def __repr__(self) -> str:
-        return f"<Diagnostics of {self._num_kept} bytes of stderr>"
 
 
 def _pipe(unless_made: contextlib.ExitStack) -> tuple[int, int]:

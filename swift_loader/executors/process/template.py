@@ -31,6 +31,8 @@ class PidfdProcess:
     """A process with a pidfd. Any thread may use it."""
 
     pid: int
+    diagnostics: Diagnostics
+    """Its stderr and stacks."""
     pidfd = -1
     """Owned by this object; -1 once closed. Readable once the process has ended."""
 
@@ -71,6 +73,10 @@ class PidfdProcess:
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)  # it can't hit another process with the same number
 
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:
+        """Return the Python stacks of all its threads, or why there are none. See `Diagnostics.ask_for_stacks`."""
+        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, by_force=by_force)
+
     def close_pidfd(self) -> None:
         """Close the pidfd. Idempotent."""
         if self.pidfd >= 0:
@@ -100,10 +106,6 @@ class WorkerProcess(PidfdProcess):
     def num_fetched(self, length_address: int) -> int | None:
         """Return the number of samples fetched for its batch, from its memory; None if the kernel doesn't allow."""
         return read_word(self.pid, length_address)
-
-    def ask_for_stacks(self, *, by_force: bool = False) -> str:
-        """Return the Python stacks of all its threads, or why there are none. See `Diagnostics.ask_for_stacks`."""
-        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, by_force=by_force)
 
     def close(self) -> None:
         """Forward the rest of its stderr, then close the descriptors. Idempotent."""
@@ -245,10 +247,6 @@ class TemplateProcess(ServerProcess):
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Diagnostics] = {}
         super().__init__(start)
-
-    def ask_for_stacks(self) -> str:
-        """Return its Python stacks, or why there are none. Blocks for half a second at most. Any thread."""
-        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd)
 
     def request_fork(self, serial: int, theirs: Channel, diagnostics: Diagnostics) -> None:
         """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
