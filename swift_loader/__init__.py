@@ -20,16 +20,16 @@ actions between them.
 
 Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Workers share
 nothing with each other. A worker's death closes its pipe, which is an event. Then the scheduler gives its batches to
-other workers, and has the *supervisor*, a thread of the trainer, fork a replacement, unless too many died. The kernel
+other workers, and has the *starter*, a thread of the trainer, fork a replacement, unless too many died. The kernel
 kills the template when the trainer ends, and the workers when the template ends, whatever they are doing.
 
 A loader's template is itself a fork, of the *root*: one fresh interpreter per training process, which has imported what
 datasets need. See `executors.process.root`.
 
-All processes must have the same dataset. `executors.process.launch` records what a dataset depends on (working
-directory, environment, import path, hash seed) and gives it to every interpreter that builds one. `dataset_check`
-beside it compares what they built. A dataset that holds open files can't be shared, so each worker builds its own: see
-`worker.template`.
+All processes must have the same dataset. `executors.environment` records what a dataset depends on (working
+directory, environment, import path, hash seed) and gives it to every interpreter that builds one.
+`executors.process.reader` compares what they built. A dataset that holds open files can't be shared, so each worker
+builds its own: see `worker.template`.
 
 A run can stop after any batch. `sampling.run` counts what the loop got and has the saved form, `sampling.plan`
 continues with another batch size or number of ranks. A sample's random draws depend on the sample alone: see

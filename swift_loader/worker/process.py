@@ -83,7 +83,7 @@ def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends, also if this process is busy or stopped.
 
     The kernel sends the signal when the parent's *thread* ends. A template forks on its main thread. The trainer starts
-    templates on the supervisor's thread, which lives as long as the processes do, or is forked by its own main thread.
+    templates on the starter's thread, which lives as long as the processes do, or is forked by its own main thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -105,7 +105,7 @@ def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
     assert module.num_imports() == 1
 
 
-@pytest.mark.parametrize("thread", ["swift_loader-root", "swift_loader-supervisor"])
+@pytest.mark.parametrize("thread", ["swift_loader-root", "swift_loader-starter"])
 def test_a_thread_whose_start_is_interrupted_is_started_by_the_next_loader(
     thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

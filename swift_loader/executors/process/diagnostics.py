@@ -2,7 +2,7 @@
 
 The process writes its stderr to a pipe, which the trainer forwards to its own stderr at once. The fault handler writes
 stacks to another one: a socket, over which the trainer asks for them, would hold only the first few lines, because each
-stack is hundreds of tiny writes. Reading never blocks: the supervisor's thread calls `forward`, and any thread may ask
+stack is hundreds of tiny writes. Reading never blocks: the starter's thread calls `forward`, and any thread may ask
 for stacks.
 """
 

@@ -151,7 +151,7 @@ class Starter(LoopThread):
 
     def __init__(self, fleet: Fleet) -> None:
         """Start nothing. The workers are for this fleet, which closes this object."""
-        super().__init__("supervisor")
+        super().__init__("starter")
         self._fleet = fleet
         self._payload: tuple[PayloadLayout, int] | None = None
         """The payload and its descriptor, kept so that each later template gets the same."""
