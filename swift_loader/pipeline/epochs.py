@@ -17,6 +17,8 @@ from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.sources import Chain, Plain
 from swift_loader.pipeline.stage import Item, Place
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields
+from swift_loader.sampling.plan import MAX_EPOCH
 
 VERSION = 1
 
@@ -62,37 +64,30 @@ class PipelineState:
 
         Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")
+        check_version(state, VERSION, "pipeline")
         expected = {"version", "epoch", "place", "seed", "parameters", "sources", "told", "failures"}
         if {*state, "told", "failures"} != expected:  # older states don't have these
             raise StateMismatch(
                 f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
             )
+        numbers = checked_fields(state, {"epoch": (0, MAX_EPOCH), "seed": (0, 2**MAX_BITS)})
         told, failures = state.get("told"), state.get("failures", ())
         given, texts = state["sources"], state["parameters"]
         for name, is_right, what in (
-            ("version", state["version"] == VERSION, f"{VERSION} for this swift_loader"),
-            ("epoch", _are_counts([state["epoch"]]), "an integer from 0"),
-            ("seed", isinstance(state["seed"], int), "an integer"),
             ("sources", _is_list(given) and all(one is None or len(one) == _PAIR for one in given), "pairs or None"),
             ("parameters", _is_list(texts), "a list"),
             ("told", told is None or isinstance(told, int), "an epoch or None"),
-            ("failures", _is_list(failures) and _are_counts(failures), "a list of counts"),
+            ("failures", _is_list(failures) and all(isinstance(num, int) and num >= 0 for num in failures), "counts"),
         ):
             if not is_right:
                 raise StateMismatch(f"the state has {name}={state[name]!r}; it must be {what}")
         place = None if state["place"] is None else _as_tuples(state["place"])
         sources = tuple(None if one is None else tuple(one) for one in given)
-        return cls(state["epoch"], place, state["seed"], tuple(texts), sources, told, tuple(failures))
+        return cls(numbers["epoch"], place, numbers["seed"], tuple(texts), sources, told, tuple(failures))
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
-
-
-def _are_counts(values: Any) -> bool:
-    return all(isinstance(value, int) and value >= 0 for value in values)
 
 
 def _as_lists(place: Any) -> Any:

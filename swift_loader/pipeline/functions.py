@@ -161,6 +161,8 @@ class Job:
             _post_error(task, post, error)
         else:
             _post_value(task, post, value, began_s)
+            if isinstance(value, Relay):
+                value.pour()
 
     def _answer(self, task: Send, value: Any) -> Any:
         key_this_thread(_fetching(task, self._seed))
@@ -197,23 +199,13 @@ class Pour(Job):
         """By worker: the one that it fills."""
         self._stopped = threading.Event()
 
-    def __call__(self, task: Send, post: Post) -> None:
-        """Do a task. Returns when all results were poured."""
-        value, began_s = _value(task), time.perf_counter()
-        if value is Marker.EPOCH_END:
-            _post_value(task, post, value, began_s)
-            return
-        relay = self._relays[task.worker] = Relay(MAX_POURED, **self._relay_options)
-        if self._stopped.is_set():  # `stop` may not have seen this one
-            return
-        _post_value(task, post, relay, began_s)
+    def _answer(self, task: Send, value: Any) -> Relay[Any]:
         key_this_thread(_fetching(task, self._seed))
-        try:
-            results = self._function(value)
-        except BaseException as error:
-            relay.end(error)
-        else:
-            relay.pour(results)
+        relay = self._relays[task.worker] = Relay(MAX_POURED, **self._relay_options)
+        relay.source = self._function(value)
+        if self._stopped.is_set():  # `stop` may not have seen this one
+            relay.stop()
+        return relay
 
     def stop(self) -> None:
         """Let no thread wait for room any more. Any thread. Idempotent."""
@@ -235,6 +227,8 @@ class AwaitedJob(Job):
             _post_error(task, post, error)
         else:
             _post_value(task, post, value, began_s)
+            if isinstance(value, LoopRelay):
+                await value.pour_async()
 
     async def _awaited_answer(self, value: Any) -> Any:
         return await self._function(value)
@@ -258,20 +252,10 @@ class AwaitedPour(AwaitedJob):
 
     gives = Gives.RELAY
 
-    async def __call__(self, task: Send, post: Post) -> None:
-        """Do a task. Returns when all results were poured."""
-        value, began_s = _value(task), time.perf_counter()
-        if value is Marker.EPOCH_END:
-            _post_value(task, post, value, began_s)
-            return
+    async def _awaited_answer(self, value: Any) -> LoopRelay[Any]:
         relay: LoopRelay[Any] = LoopRelay(MAX_POURED, asyncio.get_running_loop(), **self._relay_options)
-        _post_value(task, post, relay, began_s)
-        try:
-            results = self._function(value)
-        except BaseException as error:
-            relay.end(error)
-        else:
-            await relay.pour_async(results)
+        relay.source = self._function(value)
+        return relay
 
 
 JOBS: dict[Kind, tuple[type[Job], type[Job]]] = {

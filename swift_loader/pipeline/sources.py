@@ -127,7 +127,8 @@ class SourceReader:
 
     def _drawn(self, loop: asyncio.AbstractEventLoop, noting: SourceReader | None) -> Iterator[Any]:
         relay = _Draws(loop, noting)
-        drawing = asyncio.run_coroutine_threadsafe(relay.pour_async(aiter(self._source)), loop)
+        relay.source = aiter(self._source)
+        drawing = asyncio.run_coroutine_threadsafe(relay.pour_async(), loop)
         try:
             yield from relay
         finally:

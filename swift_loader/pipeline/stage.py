@@ -29,7 +29,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -146,6 +146,8 @@ class Relay(Generic[Thing]):
         """Whether the taker has met the end."""
         self.is_over = False
         """Whether nothing more will be added."""
+        self.source: Any = ()
+        """What `pour` gives: an iterable, for a coroutine an asynchronous one."""
         self.busy_s: float | None = None
         """How long the giver was at the things, if it says so."""
         self.error: BaseException | None = None
@@ -166,19 +168,22 @@ class Relay(Generic[Thing]):
         self.is_over = True
         self._things.put(_End(error))
 
-    def pour(self, things: Iterable[Thing]) -> None:
-        """Put all of these, then end."""
+    def pour(self) -> None:
+        """Put all that the source gives, then end."""
         error: BaseException | None = None
         began_s = time.perf_counter()
         try:
-            for thing in things:
+            for thing in self.source:
                 full_s = time.perf_counter()
                 if not self.put(thing):
                     break
                 began_s += time.perf_counter() - full_s
         except BaseException as raised:
             error = raised
-        self.busy_s = time.perf_counter() - began_s
+        self._note_poured(began_s, error)
+
+    def _note_poured(self, began_s: float, error: BaseException | None) -> None:
+        self.source, self.busy_s = (), time.perf_counter() - began_s
         self.end(error)
 
     def poll(self) -> Thing | None:
@@ -244,25 +249,24 @@ class LoopRelay(Relay[Thing]):
         self._free = asyncio.Semaphore(max_things)
         self._room = _LoopRoom(loop, self._free)  # type: ignore[assignment]  # only `put` is called
 
-    async def pour_async(self, things: AsyncIterator[Thing]) -> None:
-        """Put all of these, then end. Closes the iterator."""
+    async def pour_async(self) -> None:
+        """Put all that the source gives, then end. Closes the source."""
         error: BaseException | None = None
         began_s = time.perf_counter()
         try:
             try:
-                async for thing in things:
+                async for thing in self.source:
                     self.note(thing)
                     full_s = time.perf_counter()
                     await self._free.acquire()
                     began_s += time.perf_counter() - full_s
                     self._things.put(thing)
             finally:
-                if hasattr(things, "aclose"):
-                    await things.aclose()
+                if hasattr(self.source, "aclose"):
+                    await self.source.aclose()
         except BaseException as raised:  # even a CancelledError: the user's code may have raised it by itself
             error = raised
-        self.busy_s = time.perf_counter() - began_s
-        self.end(error)
+        self._note_poured(began_s, error)
 
     def note(self, thing: Thing) -> None:
         """Do nothing. A subclass notes that a thing came, before others come."""
