@@ -218,6 +218,41 @@ def test_processes_and_actors_that_are_killed_are_replaced_and_can_be_resized() 
     reference.compare(got, 0, in_order=True)
 
 
+class Waiting(Counting):
+    """Actors wait for a file when they build it, processes when they fetch from it."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(40)
+        self.marker = Path(marker)
+        if "IS_ACTOR" in os.environ:
+            wait_until(self.marker.exists, "the file", 60)
+
+    def __getitem__(self, index: int) -> Any:
+        wait_until(self.marker.exists, "the file", 60)
+        return super().__getitem__(index)
+
+
+def test_an_interrupt_while_no_actor_has_built_the_dataset_loses_nothing(tmp_path: Path) -> None:
+    marker, me = tmp_path / "go", threading.get_ident()
+    actor = executor(1, runtime_env={"env_vars": {"IS_ACTOR": "1"}})
+    with make(Waiting, kwargs={"marker": str(marker)}, workers=1, executor=actor, validate=False) as loader:
+        batches = iter(loader)
+
+        def interrupt() -> None:
+            wait_until(lambda: loader._session is not None and actors_of(loader)[0].process.is_placed, "a place", 60)
+            # It blocks again, after it was told of the place.
+            wait_until(lambda: "_epoll.poll" in traceback.format_stack(sys._current_frames()[me])[-1], "a wait")
+            signal.pthread_kill(me, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        interrupting.join()
+        marker.touch()
+        assert len(list(batches)) == 5
+
+
 def kill(pid: int) -> None:
     with suppress(ProcessLookupError):  # it may have ended since it was looked at
         os.kill(pid, signal.SIGKILL)
