@@ -66,17 +66,12 @@ def test_a_malformed_variable_is_an_error_at_import() -> None:
 @pytest.mark.parametrize("variable", [None, ""])
 def test_without_the_variable_a_failpoint_does_nothing(variable: str | None) -> None:
     code = """
-import dis, swift_loader.transport.failpoints as module
 identify(0)
 for point in Failpoint:
-    assert failpoint(point) is None
-print(len(list(dis.get_instructions(failpoint))), module._items)
+    failpoint(point)
+print("here")
 """
-    returned, out, error = run(code, variable)
-    assert (returned, error) == (0, "")
-    num_instructions, items = out.split()
-    assert int(num_instructions) <= 3
-    assert items == "[]"
+    assert run(code, variable) == (0, "here\n", "")
 
 
 COUNTS = """
