@@ -176,6 +176,23 @@ def test_the_tests_that_show_a_guarantee_exist() -> None:
     assert [name for file, name in named if f"\ndef {name}(" not in code[file]] == []
 
 
+def test_the_page_about_the_code_names_what_is_there_and_each_owner_of_a_thread_or_lock() -> None:
+    text = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)` `(\w+)(?:\.(\w+))?", text))
+    known, owners = set[tuple[str, str]](), set[tuple[str, str]]()
+    package = ROOT / "swift_loader"
+    for path in package.rglob("*.py"):
+        code, file = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
+        known |= {(file, name) for name in re.findall(r"^ *(?:class |def |)(\w+)\b", code, re.MULTILINE)}
+        for body in re.split(r"^(?=class )", code, flags=re.MULTILINE):
+            if body.startswith("class ") and re.search(r"threading\.(R?Lock|Timer)\(|[ (]LoaderThread\(", body):
+                owners.add((file, body.split("class ", 1)[1].split("(")[0].split(":")[0]))
+    owners -= {("threads.py", "LoaderThread")}
+
+    assert {(file, name) for file, *names in named for name in names if name and (file, name) not in known} == set()
+    assert {(file, name) for file, name in owners if f"`{name}`" not in text or file not in text} == set()
+
+
 def test_the_changelog_begins_with_what_is_to_come_and_then_this_version() -> None:
     headings = [line for line in Page(ROOT / "CHANGELOG.md").lines if line.startswith("## ")]
 
