@@ -44,7 +44,6 @@ OF_DATALOADER = [
     "dataloader_faults.py::test_after_a_timeout_the_loop_may_wait_again[index]",
     "dataloader_faults.py::test_the_loop_goes_on_after_an_error_of_the_user[process-sample]",
     "dataloader_processes.py::test_keys_of_any_kind_and_number_reach_the_dataset",
-    "dataloader_processes.py::test_workers_know_who_they_are_and_are_seeded_as_torchs",
     "portable.py::test_a_dataloader_gives_what_torchs_gives_and_resumes_with_another_number_of_workers",
 ]
 """The others of `test_dataloader_faults.py` apply, too, but each of them imports torch in several processes."""
