@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from swift_loader.checks import check_integer
 from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader.dataloader.epoch import Epoch
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, seed_of
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.sampling.run import Pass, PassState
 from swift_loader.sampling.shuffle import Order, OrderSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.seeding import preserved_generators
 
 SELECTED_ROUND = 256
@@ -159,37 +161,16 @@ class ImageLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Return an iterator over the next pass, or the rest of a saved one."""
-        return LazyPass(self._begin_pass)
+        return LazyPass(lambda: super(ImageLoader, self).__iter__().__next__)
 
-    def _begin_pass(self) -> Callable[[], Any]:
-        """Begin a pass. Return the function that takes its next batch and notes how far the loop is."""
-        take, batches, epoch = super().__iter__().__next__, self._batches, self._latest
-        assert epoch is not None, "it has just begun"
-        if batches is None:
-            this, limit = Pass(epoch.number, epoch.position().num_yielded, PassState.RUNNING), self._limit
+    def _wrapped(self, epoch: Epoch) -> Any:
+        if self._batches is None:
+            self._this, num_batches = Pass(epoch.number, epoch.position().num_yielded, PassState.RUNNING), self._limit
         else:
-            this, limit = batches.begun, len(batches)
-        self._this, num_before = this, this.position - epoch.position().draws.num_drawn
+            self._this, num_batches = self._batches.begun, len(self._batches)
         # Without workers, samples seed the generators of this process.
-        guard = nullcontext if self.num_workers or batches is None else preserved_generators
-
-        def next_batch() -> Any:
-            if batches is None and this.position == limit:
-                epoch.end()
-                raise StopIteration
-            try:
-                with guard():
-                    batch = take()
-            except StopIteration:
-                this.end()
-                raise
-            except Exception:  # the epoch knows whether the batch is lost
-                this.position = num_before + epoch.position().draws.num_drawn
-                raise
-            this.advance(this.position + 1, at_end=this.position + 1 == limit)
-            return batch
-
-        return next_batch
+        guard = nullcontext if self.num_workers or self._batches is None else preserved_generators
+        return _CountedEpoch(epoch, self._this, num_batches, is_stream=self._batches is None, guard=guard)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch. timm's streams of unknown length have the length 0."""
@@ -234,3 +215,43 @@ class ImageLoader(DataLoader[Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _CountedEpoch:
+    """An epoch of a loader of at most `num_batches` that notes how far the loop is in its pass."""
+
+    def __init__(self, epoch: Epoch, this: Pass, num_batches: int | None, *, is_stream: bool, guard: Any) -> None:
+        self._epoch: Epoch = epoch
+        self._this = this
+        self._num_before = this.position - epoch.position().draws.num_drawn
+        self._num_batches, self._is_stream, self._guard = num_batches, is_stream, guard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoch, name)
+
+    @property
+    def is_whole(self) -> bool:
+        """See `Epoch`."""
+        return self._epoch.is_whole
+
+    @is_whole.setter
+    def is_whole(self, is_whole: bool) -> None:
+        self._epoch.is_whole = is_whole
+
+    def next(self) -> Delivery:
+        """Return the next batch. Raises as the epoch's own `next`."""
+        this = self._this
+        if self._is_stream and this.position == self._num_batches:
+            self._epoch.end()
+            raise StopIteration
+        try:
+            with self._guard():
+                delivery = self._epoch.next()
+        except StopIteration:
+            this.end()
+            raise
+        except Exception:  # the epoch knows whether the batch is lost
+            this.position = self._num_before + self._epoch.position().draws.num_drawn
+            raise
+        this.advance(this.position + 1, at_end=this.position + 1 == self._num_batches)
+        return delivery
