@@ -18,8 +18,8 @@ import os
 import subprocess
 import threading
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.executors.fleet import stop_processes
@@ -49,8 +49,12 @@ class BlankTemplate:
         self.modules = modules
         self.forked: Future[int] = Future()
         """Its process id, or `RootRefused`."""
-        self.exited: Future[int] = Future()
-        """The exit code. It stays pending if the root ends first."""
+        self.returncode: int | None = None
+        """The exit code, if it has ended and the root has said so."""
+        # A queue, because a future's condition is a lock in Python code, which a signal handler that raises while the
+        # loop's thread waits may leave as it isn't expected.
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        """Has an entry once it has a `returncode`. It stays empty if the root ends first."""
         self._channel, self.theirs = Channel.pair()
         """`theirs` is for the fork alone; whoever sends it closes it here."""
         FORKS.holders.add(self)
@@ -81,17 +85,20 @@ class BlankTemplate:
         """Its process id, once it is forked."""
         return self.forked.result()
 
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, if it has ended and the root has said so."""
-        return self.exited.result() if self.exited.done() else None
+    def note_exit(self, exit_code: int) -> None:
+        """Note how it ended. The root's thread."""
+        self.returncode = exit_code
+        self._ended.put(None)
 
     def wait(self, timeout: float | None = None) -> int:
         """See `ChildProcess`."""
-        try:
-            return self.exited.result(timeout)
-        except FutureTimeoutError:
-            raise subprocess.TimeoutExpired("a fork of the root", timeout or 0.0) from None
+        if self.returncode is None:
+            with contextlib.suppress(Empty):
+                self._ended.get(timeout=timeout)
+                self._ended.put(None)  # for other threads that wait
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a fork of the root", timeout or 0.0)
+        return self.returncode
 
 
 class RootRefused(Exception):
@@ -240,7 +247,7 @@ class Root(LoopThread):
             blank.forked.set_result(forked.pid)
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
-            self._templates.pop(exited.worker).exited.set_result(exited.exit_code)
+            self._templates.pop(exited.worker).note_exit(exited.exit_code)
         elif frame.kind is Kind.WARMED:
             modules, *_ = self._asked.pop(Warmed.unpack(frame).serial)
             self.imported |= set(modules)
