@@ -50,6 +50,8 @@ class CoroutineLoop:
         """Use the loop. The first user starts the thread. Each calls `leave` once."""
         with self._lock:
             self._num_users += 1
+            if self._thread is None and self._loop in self._running:  # its thread, which was left, ends it
+                self._loop = None
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
             if self._thread is None:
@@ -83,8 +85,11 @@ class CoroutineLoop:
         call_soon(loop, partial(_cancel_all, loop))
         thread.join(limit_s)
         with self._lock:
+            if self._num_users > 0:  # another thread uses it again, or another one
+                return
             if loop in self._running:  # a coroutine blocks it: its thread ends it then, and the next user gets another
-                self._loop = None
+                if self._loop is loop:
+                    self._loop = None
             elif self._is_closed:
                 self._free()
 
@@ -97,12 +102,14 @@ class CoroutineLoop:
             self._free()
 
     def _free(self) -> None:
-        if not self._num_users and self._loop is not None:
+        if self._num_users or self._loop is None:
+            return
+        if self._loop not in self._running:  # else its thread ends it
             # In a thread of its own: the caller's may run another loop.
             thread = LoaderThread(_end, _NAME, self._loop)
             thread.start()
             thread.join(END_LIMIT_S)
-            self._loop = None
+        self._loop = None
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
@@ -142,6 +149,7 @@ class CallThread(WorkerThread):
     def serve(self) -> None:
         """Do the tasks until None comes."""
         job, post = self._job, self.post
+        post([Ready(self.serial, self.worker_id)])
         for task in iter(self.tasks.get, None):
             job(task, post)
 
@@ -161,6 +169,10 @@ class CallCoroutine(CrewWorker):
         self._running: asyncio.Task[None] | None = None
         """Written by the loop's thread."""
         self._is_stopped = False
+
+    def start(self) -> None:
+        """Get ready for tasks."""
+        self.post([Ready(self.serial, self.worker_id)])
 
     def send(self, task: Send) -> None:
         """Have it do a task after those that it has."""
@@ -246,7 +258,6 @@ class CallExecutor(CrewExecutor[CrewWorker]):
         self._open(self._num_workers)
 
     def _make(self, serial: int, worker_id: int) -> CrewWorker:
-        self.mailbox.post([Ready(serial, worker_id)])
         if self._loop is not None:
             return CallCoroutine(serial, worker_id, self.mailbox, self._loop, self._job)
         return CallThread(serial, worker_id, self.mailbox, self._name, self._job)

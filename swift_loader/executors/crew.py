@@ -89,15 +89,15 @@ class ThreadInbox:
 
     def _await_ring(self, limit_s: float | None) -> bool:
         """Block until the bell rings. Return False if it doesn't in time."""
-        self.num_moves += 1
-        if self.num_moves == 1:
-            self._gate.release()
         try:
+            self.num_moves = (self.num_moves + 1) | 1
+            if self.num_moves == 1:
+                self._gate.release()
             self._bell.get(timeout=limit_s)
         except queue.Empty:
             return False
         finally:
-            self.num_moves += 1
+            self.num_moves = (self.num_moves + 2) & ~1  # even, wherever an interrupt came
         return True
 
     def await_first_block(self, limit_s: float) -> None:
@@ -285,6 +285,8 @@ class CrewExecutor(Generic[AWorker]):
         self._workers: dict[int, AWorker] = {}
         """By serial number. Replaced as a whole, so that any thread may read it."""
         self._num_started = 0
+        self._ends_by_s = 0.0
+        """When `close` waits no more for the workers. Known after `stop`."""
 
     def _make(self, serial: int, worker_id: int) -> AWorker:
         """Return a worker that isn't started."""
@@ -366,7 +368,8 @@ class CrewExecutor(Generic[AWorker]):
     def stop_workers(self) -> None:
         """Tell the workers to end. Any thread. Idempotent."""
         with self._lock:
-            self._state = _State.STOPPED
+            if self._state is not _State.STOPPED:
+                self._state, self._ends_by_s = _State.STOPPED, time.monotonic() + JOIN_LIMIT_S
             workers = self._workers
         for worker in workers.values():
             worker.stop()
@@ -377,13 +380,12 @@ class CrewExecutor(Generic[AWorker]):
         self.mailbox.of_loop.wake()
 
     def close(self) -> list[Any]:
-        """Wait for the workers to end, at most `JOIN_LIMIT_S`, and forget them. Idempotent."""
-        deadline_s = time.monotonic() + JOIN_LIMIT_S
+        """Wait for the workers to end, at most `JOIN_LIMIT_S` after `stop`, and forget them. Idempotent."""
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             if worker.is_given_up:
                 continue
-            worker.join(max(0.0, deadline_s - time.monotonic()))
+            worker.join(max(0.0, self._ends_by_s - time.monotonic()))
         return []
 
     def __repr__(self) -> str:

@@ -281,7 +281,8 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         explainer = self.explainer
         if stall.worker is None:
             return explainer.no_worker_error(stall)
-        worker = self._workers[stall.worker]
+        if (worker := self._workers.get(stall.worker)) is None:  # another thread has closed the loader
+            return explainer.no_worker_error(stall)
         return WorkerStalled(
             f"{explainer.who(worker)} {explainer.stall(stall, worker)}, longer than "
             f"timeout={self._options.timeout_s:g} s. A thread can't be killed, so it stays until the dataset's code "
@@ -292,9 +293,9 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         """Return the warning for the user."""
         assert isinstance(about, Stall), f"a worker thread is never lost: {about}"
         explainer = self.explainer
-        if about.worker is None:
+        worker = None if about.worker is None else self._workers.get(about.worker)
+        if worker is None:
             return f"{explainer.no_worker(about)}, for {self._options.stall_warning_s:g} s now"
-        worker = self._workers[about.worker]
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{attached(traces=worker.stack())}"
 
     def describe_end(self, worker: ThreadWorker, task: Send | None) -> str:

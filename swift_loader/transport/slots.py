@@ -148,6 +148,7 @@ class RecycledSlots(Generic[AMemory]):
         if slot in self._free:
             raise KeyError(slot)
         del self._memories[slot]
+        self._freed_at.pop(slot, None)
 
     def lend(self, slot: int, nbytes: int, *, min_fill: float = MIN_FILL) -> NDArray[np.uint8]:
         """Return the first bytes of a slot, which is in use as long as a view of them exists.
@@ -198,7 +199,7 @@ class RecycledSlots(Generic[AMemory]):
             capacity, num_since = self._memories[slot].nbytes, self._num_taken - self._freed_at[slot]
             if capacity > too_large or (capacity < too_small and num_since >= SMALL_AFTER):
                 self._free.remove(slot)
-                del self._memories[slot]
+                self.retire(slot)
                 self.drop(slot)
 
     def _note_need(self, nbytes: int) -> None:

@@ -83,6 +83,8 @@ class ActorFleet(Fleet):
         self._connection = Connection(executor.address)
         self._connecting = threading.RLock()
         """Held while a thread connects, which may take long. `stop` doesn't wait for that."""
+        self._announcing = threading.RLock()
+        """Held while an actor's news are posted, so that no inbox is closed meanwhile."""
         self._content: tuple[PayloadLayout, Any] | None = None
         """What the actors build the dataset from, to compare it with what another start would send."""
         self._payload: Any = None
@@ -181,9 +183,10 @@ class ActorFleet(Fleet):
 
     def _announce(self, serial: int) -> None:
         """Have somebody look for answers of an actor. Any thread."""
-        worker = self.workers.get(serial)
-        if worker is not None and self.is_running:
-            self.post(worker)
+        with self._announcing:
+            worker = self.workers.get(serial)
+            if worker is not None and self.is_running:
+                self.post(worker)
         self._news.put(None)
 
     def start_worker(self, worker_id: int) -> None:
@@ -393,6 +396,8 @@ class ActorFleet(Fleet):
         for worker in self.workers.values():
             if self._connection.is_open:
                 worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
+        with self._announcing:
+            self.is_running = False
         super().close_processes()
         self.workers, self._first_build = {}, None
         self.posted.clear()
