@@ -98,7 +98,7 @@ class Dispatcher:
         self._grace_s = 0.0
         """Seconds that replacing a worker may take. Set by `start`."""
         self._receivers: Receivers | None = None
-        """None until `start`. Guarded by `_loop_lock`."""
+        """None until `start`, and after `close`. Guarded by `_loop_lock`, which `close` may have to do without."""
         self._phase = _Phase.WAITING
         """The loop's thread writes it. Others read it, with the loop lock."""
 
@@ -343,7 +343,8 @@ class Dispatcher:
 
         An interrupt is Ctrl-C or any other exception of a signal handler.
         """
-        is_receiving = self._receivers is not None and self._receivers.inbox.is_taking_in
+        receivers = self._receivers  # another thread may close the dispatcher
+        is_receiving = receivers is not None and receivers.inbox.is_taking_in
         if self._phase is _Phase.TAKING or is_receiving:
             self._phase = _Phase.BROKEN if self._phase is _Phase.TAKING else _Phase.WAITING
             error = SwiftLoaderError(
@@ -482,8 +483,9 @@ class Dispatcher:
         """Have the threads receive if the loop is elsewhere. Any thread."""
         if self._loop_lock.acquire(blocking=False):
             try:
-                if self._phase is _Phase.IDLE and self._receivers is not None:
-                    self._receivers.hand_over()
+                receivers = self._receivers
+                if self._phase is _Phase.IDLE and receivers is not None:
+                    receivers.hand_over()
             except BaseException as interrupt:  # some of the threads may lead, and others not
                 self._phase = _Phase.TAKING
                 self._note_interrupt(interrupt)
@@ -505,8 +507,8 @@ class Dispatcher:
             with self.lock:
                 self._check_open()
             self._executor.resize(num_workers, limits)
-            if self._receivers is not None:
-                self._receivers.add(self._executor.inboxes)
+            if (receivers := self._receivers) is not None:  # another thread may close the dispatcher
+                receivers.add(self._executor.inboxes)
             try:
                 with self.lock:
                     self._scheduler.resize(num_workers, limits)
@@ -535,7 +537,8 @@ class Dispatcher:
         # close the loader on a thread that holds a lock, for which the holder of the other one waits.
         with _held(self._loop_lock, deadline_s):
             if self._receivers is not None:
-                self._receivers.stop(deadline_s)  # without the dispatch lock: a receiver thread may be waiting for it
+                # Without the dispatch lock: a receiver thread may be waiting for it.
+                self._receivers.stop(max(deadline_s, time.monotonic() + MIN_WAIT_S))
                 self._receivers = None  # it refers back
         with _held(self.dispatch_lock, deadline_s):
             garbage = self._executor.close()

@@ -48,7 +48,7 @@ class LoopIterator(Iterator[Any]):
         raise NotImplementedError
 
     def __next__(self) -> Any:
-        turn, delivery, has_turn = self._turn, None, False
+        turn, delivery = self._turn, None
         if turn.pid != os.getpid():
             turn.begin_in_fork()
         try:
@@ -59,13 +59,16 @@ class LoopIterator(Iterator[Any]):
                         "handler or by code that builds or decodes a batch. Call next() in the training loop only"
                     )
                 try:
-                    turn.is_taken = has_turn = True
+                    turn.is_taken = True
                     delivery = self._advance()
                     self._taken = None  # no signal handler can run between these two lines
+                except BaseException as error:  # here, because the next thread's batch may be the one that is taken
+                    self._take_back(None, error)
+                    raise
                 finally:
                     turn.is_taken = False
         except BaseException as error:
-            if has_turn:
+            if delivery is not None:
                 self._take_back(delivery, error)
             raise
         return delivery.batch

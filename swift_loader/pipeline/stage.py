@@ -637,6 +637,7 @@ class Stage:
 
     def close(self, limit_s: float) -> None:
         """End all threads and processes. Waits for upstream's thread at most `limit_s`. Idempotent."""
+        deadline_s = time.monotonic() + limit_s
         self.stop()
         self._dispatcher.close()
-        self._filler.thread.join(limit_s)
+        self._filler.thread.join(max(0.0, deadline_s - time.monotonic()))
