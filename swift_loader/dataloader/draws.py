@@ -186,9 +186,13 @@ class Draws:
         replayed, self._replayed = self._replayed, {}
         if not _changed_since(replayed):  # the program has restored its generators
             return self.next()
-        with _applied(replayed):
-            drawn = self.next()
-            self._replayed = states_of(replayed)
+        try:
+            with _applied(replayed):
+                drawn = self.next()
+                self._replayed = states_of(replayed)
+        except BaseException:
+            self._replayed = self._replayed or replayed  # the next draw continues there
+            raise
         return drawn
 
     @property

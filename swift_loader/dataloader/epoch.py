@@ -84,11 +84,12 @@ class Epoch:
         try:
             all_have = votes.all_have(not delivery.is_end, self._num_votes)
         except RankMismatch as mismatch:
-            self._mismatch = mismatch
+            self._mismatch, self.is_whole = mismatch, True  # no batch is lost: the epoch has ended
             raise
         self._num_votes += 1
         if not all_have:
             self.end()
+            self.is_whole = True  # this rank's batch isn't lost: all end here
             raise StopIteration
         if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
             raise WorkerDied(str(error)) from error

@@ -130,10 +130,14 @@ class SamplerSource:
                 sampler.set_epoch(epoch)
 
 
+_MAX_CHAIN = 16
+"""A property that makes a new sampler each time would make an endless chain."""
+
+
 def _with_inner(*samplers: Any) -> list[Any]:
     """Return samplers, and those that they draw from, as torch's, Lightning's, Accelerate's and timm's name them."""
     left, found = [one for one in reversed(samplers) if one is not None], dict[int, Any]()
-    while left:
+    while left and len(found) < _MAX_CHAIN:
         sampler = left.pop()
         if id(sampler) not in found:
             found[id(sampler)] = sampler
