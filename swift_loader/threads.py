@@ -53,10 +53,3 @@ def limits_of_processes() -> str:
         f"The system limits a user's processes and threads (RLIMIT_NPROC, `ulimit -u`, here {limit}), those of a "
         f"container (pids.max) and memory. Raise what is used up, or use fewer workers"
     )
-
-
-def nothing(*_: object) -> None:
-    """Do nothing, in place of a method that a closed object no longer calls.
-
-    A cycle of references would keep the dataset and the memory of batches until the garbage collector runs.
-    """

@@ -327,6 +327,7 @@ class _Examiner:
         options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn, "shuffle": False, "seed": SEED}
         loader = SwiftLoader(dataset=Part(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)
         nbytes, deadline_s = 0, time.perf_counter() + seconds
+        self._place.at("building batches")
         with loader:
             try:
                 for batch in loader:

@@ -1,4 +1,4 @@
-"""The report of a loader: what was measured, what it means, and what would help. Only `Teller` isn't pure.
+"""The report of a loader: what was measured, what it means, and what would help.
 
 sent ─► began ─fetch─► ─collate─► ─encode─► built ─► received ─decode─► ready ─► its turn ─► delivered
 """

@@ -116,7 +116,7 @@ class BatchActor:
         memory = np.array(payload.memory)  # a dataset may write to its arrays, and other actors read the payload
         if identity is not None:
             self._channel.feed([identity.pack()])
-        service = start_fresh(layout, memory, serial, self._channel, ThreadUsage())
+        service = start_fresh(layout, memory, serial, self._channel, ThreadUsage)
         if service is not None:
             builder, report = service
             self._channel.send(Ready(UNKNOWN_ADDRESS, report).pack())

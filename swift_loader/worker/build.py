@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
 from swift_loader.worker.torch_worker import TorchIdentity
-
-if TYPE_CHECKING:
-    pass
 
 # CPU time of a worker, and how long it was ready to run but had no core -----------------------------------------------
 

@@ -201,7 +201,8 @@ class PlannedSamples(Samples):
                     self._fetch_rest(fetching)
                 except Exception as error:
                     if self._has_handlers and is_interrupt(error):
-                        raise BuildError(FailureStage.FETCH, fetching.index) from error
+                        is_done = len(samples) == len(fetching.indices)  # a handler raised behind the last one
+                        raise BuildError(FailureStage.FETCH, None if is_done else fetching.index) from error
                     self._do_without(harmless(error), fetching, failures)
         return Fetched(samples.copy(), failures, len(samples))
 
@@ -395,7 +396,8 @@ class KeyedSamples(Samples):
                 self._fetch_each(self._dataset, listed)
                 fetched = samples.copy() if is_batch else samples[0]
         except Exception as error:
-            failed = None if get_items else listed[len(samples)]  # else it isn't known which sample failed
+            # A function for all samples doesn't say which one failed, and a handler may raise behind the last one.
+            failed = None if get_items or len(samples) == len(listed) else listed[len(samples)]
             raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
         self._num_batches += 1
         every = self._mode.snapshot_every

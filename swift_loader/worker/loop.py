@@ -290,7 +290,7 @@ class DatasetBuilder:
 
         Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
         """
-        service = self.start_service(worker, channel, ProcessUsage())
+        service = self.start_service(worker, channel, ProcessUsage)
         if service is None:
             return
         builder, reported = service
@@ -306,7 +306,7 @@ class DatasetBuilder:
             TaskLoop(channel, builder, slots).serve()
         failpoint(Failpoint.WORKER_STOP)
 
-    def start_service(self, worker: int, channel: TaskChannel, usage: Usage) -> Service | None:
+    def start_service(self, worker: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
         """Build the dataset if this process has none. Return what serves it, and the report; None if that failed.
 
         The trainer was told of a failure then, unless it is gone. `usage` measures what builds batches.
@@ -327,7 +327,7 @@ class DatasetBuilder:
         reported = self.report_length() if self.is_shared else self.report()
         spec = replace(self.spec, draws=self._draws)
         builder = BatchBuilder(
-            self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker, usage=usage
+            self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker, usage=usage()
         )
         return builder, reported
 
@@ -355,7 +355,7 @@ class DatasetBuilder:
 
 
 def start_fresh(
-    layout: PayloadLayout, memory: NDArray[np.uint8], serial: int, channel: TaskChannel, usage: Usage
+    layout: PayloadLayout, memory: NDArray[np.uint8], serial: int, channel: TaskChannel, usage: type[Usage]
 ) -> Service | None:
     """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
     environment = read_environment(layout, memory)

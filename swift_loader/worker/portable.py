@@ -103,7 +103,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
     if not link.tasks.receive_long(memory):
         return 0
     link.start()
-    service = start_fresh(layout, memory, serial, link, ProcessUsage())
+    service = start_fresh(layout, memory, serial, link, ProcessUsage)
     if service is None:
         return 0
     builder, report = service

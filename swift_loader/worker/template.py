@@ -119,7 +119,7 @@ class ForkServer:
         self._note_forked()
         self._children[pidfd] = (serial, pid)
         self._poll.register(pidfd, select.POLLIN)
-        with suppress(BrokenPipeError):  # the trainer has closed the channel
+        with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
             self._channel.send(Forked(serial, pid).pack(), [pidfd] if attaches_pidfd else [])
 
     def _drop_descriptors(self) -> None:
@@ -136,7 +136,7 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         if serial is not None:
             self._note_reaped()
-            with suppress(BrokenPipeError):  # the trainer has closed the channel
+            with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
                 self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
 
     def _note_forked(self) -> None:
