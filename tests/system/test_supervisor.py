@@ -43,4 +43,4 @@ def test_a_supervisor_whose_thread_has_failed_says_so_instead_of_waiting(monkeyp
 def start_it_often(supervisor: TemplateFleet) -> None:
     for _ in range(3):
         supervisor.wait_built()
-        supervisor.starter.call(lambda: None).result(10)
+        supervisor.starter.call(lambda: None).result()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
 from functools import partial
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, stop_processes
 from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.process.inbox import EpollInbox
+from swift_loader.executors.process.loop_thread import Answer
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.starter import Starter
@@ -30,7 +30,7 @@ class TemplateFleet(Fleet):
         super().__init__(spec, options, wording)
         self.starter = Starter(self)
         self.lock = self.starter.lock
-        self._building: Future[float] | None = None
+        self._building: Answer[float] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -55,7 +55,7 @@ class TemplateFleet(Fleet):
         """Do the same, and wait until the first template has built the dataset; see `Fleet`."""
         self.start_first()
         assert self._building is not None
-        if not wait([self._building], self.options.stall_warning_s if warns else None).done:
+        if not self._building.wait(self.options.stall_warning_s if warns else None):
             self.warn_of_build()
         build_s = self._building.result()
         assert self.starter.first is not None

@@ -15,9 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import Enum
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar, cast
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.diagnostics import Diagnostics
@@ -30,6 +30,41 @@ JOIN_LIMIT_S = 1.0
 waits for."""
 
 Result = TypeVar("Result")
+
+
+class Answer(Generic[Result]):
+    """What a call on the thread returns or raises.
+
+    It has no lock in Python code, as a future has: a signal handler that raises on the thread that waits would leave it
+    taken, and the thread of the call would block.
+    """
+
+    def __init__(self) -> None:
+        self._given: tuple[Result | None, BaseException | None] | None = None
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Has an entry once the answer is there."""
+
+    def give(self, result: Result | None, error: BaseException | None = None) -> None:
+        """Give it. Once, on the thread of the call."""
+        self._given = result, error
+        self._bell.put(None)
+
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait until it is there, at most `limit_s`. Return whether it is."""
+        if self._given is None:
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=limit_s)
+                self._bell.put(None)  # for other threads
+        return self._given is not None
+
+    def result(self) -> Result:
+        """Wait for it. Return the result, or raise the error."""
+        self.wait()
+        assert self._given is not None
+        result, error = self._given
+        if error is not None:
+            raise error
+        return cast(Result, result)
 
 
 class Stopped(Exception):
@@ -88,20 +123,20 @@ class LoopThread:
         """Whether it takes calls."""
         return self._state is _State.OPEN and self._failure is None
 
-    def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Call a function on the thread. The future holds its result.
+    def call(self, function: Callable[[], Result]) -> Answer[Result]:
+        """Call a function on the thread. Returns at once.
 
         Raises `LoaderClosed` if the thread is being stopped, or the error that ended its work.
         """
-        answer: Future[Result] = Future()
+        answer = Answer[Result]()
 
         def run() -> None:
             try:
                 if self._failure is not None:
                     raise self._failure
-                answer.set_result(function())
+                answer.give(function())
             except BaseException as error:
-                answer.set_exception(LoaderClosed("the loader was closed") if isinstance(error, Stopped) else error)
+                answer.give(None, LoaderClosed("the loader was closed") if isinstance(error, Stopped) else error)
 
         if self._failure is not None:
             raise self._failure

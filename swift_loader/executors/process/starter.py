@@ -8,9 +8,9 @@ another one with the same payload.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from functools import partial
+from queue import SimpleQueue
 
 from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.fleet import Fleet
@@ -77,7 +77,7 @@ class TemplateStarts:
         self._launch.close()
 
     def next(self, thread: LoopThread, *, is_first: bool) -> tuple[Start, BlankTemplate | None]:
-        """Return what starts the next template, and the fork of the root that it is, if it is one. Supervisor's thread.
+        """Return what starts the next template, and the fork of the root that it is, if it is one. Starter's thread.
 
         `thread` goes on with its work meanwhile. `is_first`: it is the loader's first one. Later ones use the root only
         if that has their environment. Raises `Stopped` if the thread is being stopped.
@@ -166,8 +166,8 @@ class Starter(LoopThread):
         """The first template's report on the dataset."""
         self.templates: tuple[TemplateProcess, ...] = ()
         """Those that hold a dataset. Replaced as a whole, under the lock, so that any thread may read it."""
-        self._replaceable = threading.Semaphore(0)
-        """Counts the templates that died and are to be replaced."""
+        self._replaceable: SimpleQueue[None] = SimpleQueue()
+        """Has an entry for each template that died and is to be replaced."""
         self._early: list[WorkerDied] = []
         """How templates died that were replaced before the workers ran."""
         options = fleet.spec.options
@@ -237,7 +237,7 @@ class Starter(LoopThread):
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
-        self._replaceable.release()
+        self._replaceable.put(None)
         self.wake()
 
     def close(self) -> None:
@@ -402,7 +402,8 @@ class Starter(LoopThread):
         error, fleet = self._death_of(template), self._fleet
         if fleet.is_running:
             fleet.post(TemplateEnded(error))
-            self.run_until(lambda: self._replaceable.acquire(blocking=False))
+            self.run_until(lambda: not self._replaceable.empty())
+            self._replaceable.get()
         elif (num := len(self._early)) >= fleet.options.max_restarts:
             raise type(error)(f"{error}\nAs many others ended before it: {num}") if num else error
         else:
