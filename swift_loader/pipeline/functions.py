@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import operator
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -197,19 +196,19 @@ class Pour(Job):
         super().__init__(*arguments)
         self._relays: dict[int, Relay[Any]] = {}
         """By worker: the one that it fills."""
-        self._stopped = threading.Event()
+        self._is_stopped = False
 
     def _answer(self, task: Send, value: Any) -> Relay[Any]:
         key_this_thread(_fetching(task, self._seed))
         relay = self._relays[task.worker] = Relay(MAX_POURED, **self._relay_options)
         relay.source = self._function(value)
-        if self._stopped.is_set():  # `stop` may not have seen this one
+        if self._is_stopped:  # `stop` may not have seen this one
             relay.stop()
         return relay
 
     def stop(self) -> None:
         """Let no thread wait for room any more. Any thread. Idempotent."""
-        self._stopped.set()
+        self._is_stopped = True
         for relay in list(self._relays.values()):
             relay.stop()
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -141,7 +140,7 @@ class Relay(Generic[Thing]):
         self._timeout_s = timeout_s
         self._late = late
         self._state = state
-        self._stopped = threading.Event()
+        self._is_stopped = False
         self._has_ended = False
         """Whether the taker has met the end."""
         self.is_over = False
@@ -156,7 +155,7 @@ class Relay(Generic[Thing]):
     def put(self, thing: Thing | Marker) -> bool:
         """Add a thing. Blocks while there is no room. Return False if nobody wants it any more."""
         self._room.get()
-        if self._stopped.is_set():
+        if self._is_stopped:
             self._room.put(None)  # for the next call
             return False
         self._things.put(thing)
@@ -216,7 +215,7 @@ class Relay(Generic[Thing]):
                     room.put(None)
                     return
                 self._num_givers -= 1
-                if self._num_givers > 0 and thing.error is None and not self._stopped.is_set():
+                if self._num_givers > 0 and thing.error is None and not self._is_stopped:
                     continue
                 things.put(thing)
                 self._has_ended = True
@@ -234,7 +233,7 @@ class Relay(Generic[Thing]):
 
     def stop(self) -> None:
         """Let nobody wait any more. Idempotent."""
-        self._stopped.set()
+        self._is_stopped = True
         self._room.put(None)
         self._things.put(_End(None))
 
