@@ -99,6 +99,8 @@ class Dispatcher:
         """Seconds that replacing a worker may take. Set by `start`."""
         self._receivers: Receivers | None = None
         """None until `start`, and after `close`. Guarded by `_loop_lock`, which `close` may have to do without."""
+        self._is_closing = False
+        """Whether `close` is under way or has ended. Guarded by `lock`."""
         self._phase = _Phase.WAITING
         """The loop's thread writes it. Others read it, with the loop lock."""
 
@@ -528,8 +530,17 @@ class Dispatcher:
         if owner is not None and not owner.is_here():  # a fork of the trainer: processes and threads are the parent's
             return
         with self.lock:
-            if self._scheduler.state is SchedulerState.CLOSED:
+            if self._is_closing:
                 return
+            self._is_closing = True
+        try:
+            self._close()
+        except BaseException:
+            self._is_closing = False  # the next call does the rest
+            raise
+
+    def _close(self) -> None:
+        with self.lock:
             dropped = self._scheduler.close()
         deadline_s = time.monotonic() + CLOSE_LIMIT_S
         self._executor.stop()
