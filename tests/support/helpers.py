@@ -223,7 +223,7 @@ def run_script(
     `wrapper` is a command that runs the command given to it as further arguments.
     """
     code = textwrap.dedent(code)
-    command, stdin = [*wrapper, sys.executable], ""
+    command, stdin = [*wrapper, sys.executable, "-X", "faulthandler"], ""
     if via == "file":
         script = folder / "script.py"
         script.write_text(code)
@@ -236,7 +236,7 @@ def run_script(
     finished = subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False
     )
-    assert finished.returncode == 0, finished.stderr
+    assert finished.returncode == 0, f"exit code {finished.returncode}: {finished.stderr}"
     assert finished.stderr == ""
     return finished.stdout
 
