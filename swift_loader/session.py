@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.delivery.observer import Observer
 from swift_loader.device.move import Target
-from swift_loader.device.prefetch import PrefetchQueue, keyed_by
+from swift_loader.device.prefetch import PrefetchQueue
 from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
@@ -265,14 +264,15 @@ class Session:
         """Return a batch on the device. Loop's thread."""
         assert self._target is not None
         began_ns = time.perf_counter_ns()
-        assert delivery.work is not None
-        with keyed_by(partial(self._key, delivery.work.epoch, delivery.work.step)):
-            moved = self._target.move(delivery.batch, transfer)
+        moved = self._target.move(delivery.batch, transfer)
         self.observer.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
         return moved
 
-    def _key(self, epoch: int, step: int) -> int:
-        settings, position = self.plan.settings, self.plan.end_of_step(epoch, step)
+    def key_of(self, delivery: Delivery) -> int:
+        """Return the key of a batch that is moved, see `batch_key`."""
+        assert delivery.work is not None
+        settings, epoch = self.plan.settings, delivery.work.epoch
+        position = self.plan.end_of_step(epoch, delivery.work.step)
         return derive_key(settings.order.seed, Purpose.DEVICE.value, epoch, position.num_samples, settings.rank)
 
     def _report(self) -> None:

@@ -37,40 +37,35 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
     """
     import torch
 
-    target = torch.device(device)
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        return _move_tensor(tensor, target, dtype)
-
-    return _convert(batch, move, lambda movable: movable.to(target), "to")
+    return _moved(batch, torch.device(device), dtype, None)
 
 
-def move_to(batch: Any, transfer: Transfer, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return what `to_device` returns for the batch, in one traversal. Copy tensors that are on the device already."""
+def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None, transfer: Transfer | None) -> Any:
+    """Return what `to_device` returns. With a transfer, tensors that are on the device already are copied, too."""
     import torch
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        moved = _move_tensor(transfer.own(tensor) if tensor.device.type == device.type else tensor, device, dtype)
-        if moved.layout is torch.strided:
+        if transfer is not None and tensor.device.type == device.type:
+            tensor = transfer.own(tensor)
+        # Not to MPS, and not from a GPU to the CPU: nothing tells when such a copy is over.
+        moved = tensor.to(device, non_blocking=device.type in STREAMING)
+        if dtype is not None and moved.is_floating_point():
+            moved = moved.to(dtype)  # in two steps: in one, it would run on the CPU, before the copy
+        if transfer is not None and moved.layout is torch.strided:
             transfer.parts.append(moved)
-        else:
+        elif transfer is not None:
             transfer.note(moved, device.type)
         return moved
 
     def move_object(movable: Any) -> Any:
+        if transfer is None:
+            return movable.to(device)
         transfer.wait_for(movable, device.type)
         moved = movable.to(device)
         transfer.note(moved, device.type)
         return moved
 
     return _convert(batch, move, move_object, "to")
-
-
-def _move_tensor(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
-    # Not to MPS, and not from a GPU to the CPU: nothing tells when such a copy is over.
-    moved = tensor.to(device, non_blocking=device.type in STREAMING)
-    # In two steps: in one, the conversion would run on the CPU, before the copy.
-    return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
 
 def pin(batch: Any) -> Any:
@@ -172,9 +167,7 @@ class Target:
             return pin(batch) if self._pins else as_tensors(batch)
         is_streaming = device.type in STREAMING
         if custom is None:
-            if is_streaming:
-                return move_to(batch, transfer, device, self._dtype)
-            return to_device(batch, device, self._dtype)
+            return _moved(batch, device, self._dtype, transfer if is_streaming else None)
         if not is_streaming:
             return custom(batch, device)
         moved = custom(owned(batch, transfer, device), device)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,9 @@ class CudaRegistry:
         self._torch = torch
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._exchange = _find_exchange()
+        self._driver: ctypes.CDLL | None = None
+        with suppress(OSError):  # another driver
+            self._driver = ctypes.CDLL("libcuda.so.1")
 
     def register(self, address: int, nbytes: int) -> str | None:
         """Page-lock a range. Return the runtime's message, "" on success, or None during a graph capture."""
@@ -81,7 +83,7 @@ class CudaRegistry:
     def _call(self, function: str, *arguments: int) -> Any:
         """Call a function of the runtime; return its error code."""
         # The loader's threads have no device yet. Without this, each trainer would open a context on the first GPU.
-        with relaxed_capture(self._exchange), self._torch.cuda.device(self._index):
+        with self._relaxed_capture(), self._torch.cuda.device(self._index):
             code = getattr(self._cudart, function)(*arguments)
             if int(code) not in (0, _NOT_DURING_CAPTURE):
                 with suppress(RuntimeError):
@@ -90,29 +92,21 @@ class CudaRegistry:
                     self._torch.zeros(1, device=self._torch.device("cuda", self._index))
             return code
 
+    @contextmanager
+    def _relaxed_capture(self) -> Iterator[None]:
+        """Return a context in which CUDA accepts this thread's calls during another thread's capture."""
+        mode = ctypes.c_int(_RELAXED)
+        try:
+            self._exchange_mode(mode)
+            yield
+        finally:
+            if mode.value != _RELAXED:  # else this was the mode before, or an interrupt came before the exchange
+                self._exchange_mode(mode)
 
-@contextmanager
-def relaxed_capture(exchange: Callable[[Any], Any]) -> Iterator[None]:
-    """Return a context in which CUDA accepts this thread's calls during another thread's capture.
-
-    `exchange` swaps the thread's capture mode with the int behind its argument, a pointer.
-    """
-    mode = ctypes.c_int(_RELAXED)
-    try:
-        exchange(ctypes.byref(mode))
-        yield
-    finally:
-        if mode.value != _RELAXED:  # else this was the mode before, or an interrupt came before the exchange
-            exchange(ctypes.byref(mode))
-
-
-def _find_exchange() -> Callable[[Any], Any]:
-    """Return the driver's cuThreadExchangeStreamCaptureMode, or a function that does nothing if there is none."""
-    try:
-        exchange: Callable[[Any], Any] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):  # another driver
-        return lambda _: 0
-    return exchange
+    def _exchange_mode(self, mode: ctypes.c_int) -> None:
+        """Swap the thread's capture mode with `mode`, if the driver can."""
+        if self._driver is not None and hasattr(self._driver, "cuThreadExchangeStreamCaptureMode"):
+            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 class PageLock:

@@ -20,13 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.device.move import Target, default_device, device_of
-from swift_loader.device.streams import CopiesInFlight, Issued, Mover, Transfer
+from swift_loader.device.streams import CopiesInFlight, HostSource, Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.interrupts import is_interrupt
 from swift_loader.ranks.ranks import expected_ranks
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 # Keys for random numbers on the device, derived from the batch alone. Runs in the loop's thread.
 
-_current: ContextVar[Callable[[], int] | None] = ContextVar("swift_loader_batch_key", default=None)
+_current: ContextVar[tuple[HostSource, Delivery] | None] = ContextVar("swift_loader_batch_key", default=None)
 
 
 def batch_key() -> int:
@@ -50,33 +49,18 @@ def batch_key() -> int:
     resume. Seed a generator with it: `torch.Generator(device).manual_seed(batch_key())`. Outside of a move, each call
     returns a new random number, so a function can be tried alone.
     """
-    make = _current.get()
-    return int.from_bytes(os.urandom(8), "little") if make is None else make()
+    current = _current.get()
+    return int.from_bytes(os.urandom(8), "little") if current is None else current[0].key_of(current[1])
 
 
 @contextmanager
-def keyed_by(make: Callable[[], int]) -> Iterator[None]:
-    """Return a context in which `batch_key` returns `make()`, in this thread."""
-    token = _current.set(make)
+def keyed_by(source: HostSource, delivery: Delivery) -> Iterator[None]:
+    """Return a context in which `batch_key` returns the key of a batch, in this thread."""
+    token = _current.set((source, delivery))
     try:
         yield
     finally:
         _current.reset(token)
-
-
-class HostSource(Mover, Protocol):
-    """Gives batches on the host, and moves them."""
-
-    def is_ready(self) -> bool:
-        """Return whether to pull a batch ahead of the loop now."""
-        ...
-
-    def pull(self) -> Delivery:
-        """Return the next batch on the host, or the error or the end in its place. May block.
-
-        What it raises comes out of `take`, and the next `take` pulls again.
-        """
-        ...
 
 
 class PrefetchQueue:
@@ -94,9 +78,9 @@ class PrefetchQueue:
         self._num_left = num_batches
         self._pulled: Delivery | None = None
         """A batch that isn't moved yet because of an interrupt."""
-        self._ahead: deque[tuple[Delivery, Issued | None]] = deque()
+        self._ahead: deque[tuple[Delivery, Transfer | None]] = deque()
         """An entry without copies holds an error or the end. It is the last entry."""
-        copies.catch_up()
+        copies.stream.catch_up()
 
     def take(self) -> Delivery:
         """Return the next batch, on the device, or the error or the end in its place."""
@@ -105,10 +89,10 @@ class PrefetchQueue:
             not self._ahead or self._pulled is not None or (self._num_left > 0 and self._source.is_ready())
         ):
             self._fetch()
-        delivery, issued = self._ahead[0]
-        if issued is None:
+        delivery, transfer = self._ahead[0]
+        if transfer is None:
             return delivery
-        self._copies.hand_over(issued)
+        transfer.hand_over()
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 
@@ -130,12 +114,13 @@ class PrefetchQueue:
         pulled = self._pulled
         if pulled.error is None:
             try:
-                issued = self._copies.issue(self._source, pulled)
+                with keyed_by(self._source, pulled):
+                    transfer = self._copies.issue(self._source, pulled)
                 # `pulled` stays with the copy, which reads its batch.
                 moved = Delivery(
-                    pulled.work, batch=issued.batch, failures=pulled.failures, num_before=pulled.num_before
+                    pulled.work, batch=transfer.batch, failures=pulled.failures, num_before=pulled.num_before
                 )
-                self._ahead.append((moved, issued))
+                self._ahead.append((moved, transfer))
             except Exception as error:
                 if is_interrupt(error):
                     raise
@@ -152,18 +137,18 @@ class PrefetchQueue:
 class LazyPass:
     """An iterator that begins its pass with the first `next`. If that raises, the second one tries again."""
 
-    def __init__(self, begin: Callable[[], Callable[[], Any]]) -> None:
-        """`begin` begins the pass, and returns the function that returns its next batch."""
-        self._begin = begin
-        self._take: Callable[[], Any] | None = None
+    def __init__(self, loader: Any) -> None:
+        """`loader.begin_pass()` begins the pass, and returns an iterator over its batches."""
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
 
     def __iter__(self) -> LazyPass:
         return self
 
     def __next__(self) -> Any:
-        if self._take is None:
-            self._take = self._begin()
-        return self._take()
+        if self._batches is None:
+            self._batches = self._loader.begin_pass()
+        return next(self._batches)
 
 
 class DevicePrefetcher:
@@ -224,7 +209,7 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over a pass, which begins at the first `next`. After an error, each `next` raises it."""
-        return LazyPass(self._begin_pass)
+        return LazyPass(self)
 
     def __len__(self) -> int:
         """Return the source's length. Raises TypeError if it has none."""
@@ -298,7 +283,7 @@ class DevicePrefetcher:
     ) -> None:
         self.close()
 
-    def _begin_pass(self) -> Callable[[], Any]:
+    def begin_pass(self) -> Iterator[Any]:
         """Begin a pass over the source, or continue one that can't begin again."""
         batches = iter(self._source)
         is_its_own = batches is self._source
@@ -306,7 +291,7 @@ class DevicePrefetcher:
         if queue is None or queue.is_over:
             queue = self._new_queue(batches)
             self._queue, self._kept = weakref.ref(queue), queue if is_its_own else None
-        return partial(self._take, queue)
+        return _Batches(self, queue)
 
     def _new_queue(self, batches: Iterator[Any]) -> PrefetchQueue:
         import torch
@@ -320,7 +305,7 @@ class DevicePrefetcher:
         self._next_epoch += 1
         return PrefetchQueue(host, self._copies, self._depth)
 
-    def _take(self, queue: PrefetchQueue) -> Any:
+    def take(self, queue: PrefetchQueue) -> Any:
         """Return the pass's next batch, and record the source's state after it."""
         delivery = queue.take()
         error = delivery.error
@@ -346,12 +331,25 @@ class DevicePrefetcher:
         return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current or 'no pass'}>"
 
 
+class _Batches:
+    """An iterator over the batches of a pass."""
+
+    def __init__(self, prefetcher: DevicePrefetcher, queue: PrefetchQueue) -> None:
+        self._prefetcher, self._queue = prefetcher, queue
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        return self._prefetcher.take(self._queue)
+
+
 # What follows refers to the source, not to the prefetcher. A cycle would keep the source's processes alive.
 
 
 class _HostPass:
     """A pass over the source. A delivery's batch is the source's batch, the source's state after it and, until it is
-    moved, the function that returns its key.
+    moved, its key; None: the pass derives it from the delivery's number.
 
     The source may write all its batches into the same memory. So it isn't asked for the next batch before the copies of
     the last one are over. Tensors of the source that are on the device already are copied on the loop's stream.
@@ -382,25 +380,26 @@ class _HostPass:
             return Delivery(batch=(None, _snapshot(self._source)), error=StopIteration())
         except Exception as error:
             return Delivery(error=error)
-        pulled = Delivery(batch=(batch, _snapshot(self._source), self._key()))
+        # A source that knows its place in the run must be asked now.
+        key = self._source.device_key() if hasattr(self._source, "device_key") else None
+        pulled = Delivery(batch=(batch, _snapshot(self._source), key), number=self._num_pulled)
         self._num_pulled += 1
         return pulled
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return the batch on the device. It shares no memory with the source."""
-        batch, state, key = delivery.batch
+        batch, state, _ = delivery.batch
         try:
-            with keyed_by(key):
-                return self._target.move(batch, transfer), state
+            return self._target.move(batch, transfer), state
         except StopIteration as stop:
             raise RuntimeError("to_device raised StopIteration, which would end the pass early") from stop
 
-    def _key(self) -> Callable[[], int]:
-        """Return what returns the key of the batch that was just pulled."""
-        if not hasattr(self._source, "device_key"):
-            return partial(derive_key, self._seed, Purpose.DEVICE.value, self._epoch, self._num_pulled, self._rank)
-        key = self._source.device_key()  # it knows its place in the run
-        return lambda: key
+    def key_of(self, delivery: Delivery) -> int:
+        """Return the key of a batch that was pulled."""
+        key: int | None = delivery.batch[2]
+        if key is not None:
+            return key
+        return derive_key(self._seed, Purpose.DEVICE.value, self._epoch, delivery.number, self._rank)
 
 
 def _snapshot(source: Any) -> Any:

@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_loader.batch.tree import search
@@ -28,16 +27,18 @@ STREAMING = ("cuda", "xpu")
 """Device types whose torch modules have the same Stream, Event, stream() and current_stream()."""
 
 
-class Event(Protocol):
-    """A point in a stream's work, such as torch's events."""
+class Event:
+    """A point in a stream's work. This one has passed; torch's events have the same methods."""
 
     def query(self) -> bool:
         """Return whether the work before it is done."""
-        ...
+        return True
 
     def synchronize(self) -> None:
         """Block until the work before it is done."""
-        ...
+
+
+_PASSED = Event()
 
 
 class CopyStream:
@@ -67,17 +68,6 @@ class CopyStream:
 
     def hand_over(self, parts: Sequence[Any], event: Event) -> None:
         """Make the loop's stream wait for the event, and give it the memory of the copies before it."""
-
-
-class _Passed:
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-_PASSED = _Passed()
 
 
 class AcceleratorStream(CopyStream):
@@ -155,6 +145,11 @@ def copy_stream(device: torch.device) -> CopyStream:
 class Transfer:
     """One batch's move. Belongs to the thread that moves it."""
 
+    batch: Any
+    """On the device. Complete once the event has passed."""
+    event: Event
+    """It and the batch are there once all copies are issued."""
+
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
         self.parts: list[Any] = []
@@ -185,6 +180,10 @@ class Transfer:
         if is_there:
             self._stream.catch_up()
         return is_there
+
+    def hand_over(self) -> None:
+        """Give the moved batch to the loop: its later work waits for the copy."""
+        self._stream.hand_over(self.parts, self.event)
 
 
 def _is_on(part: Any, device_type: str) -> bool:
@@ -233,30 +232,26 @@ MIN_STEPS_QUEUED = 2
 """The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """A batch whose copies were issued."""
+class HostSource(Protocol):
+    """Gives batches on the host, and moves them."""
 
-    batch: Any
-    """On the device. Complete once the event has passed."""
-    transfer: Transfer
-    event: Event
+    def is_ready(self) -> bool:
+        """Return whether to pull a batch ahead of the loop now."""
+        ...
 
+    def pull(self) -> Delivery:
+        """Return the next batch on the host, or the error or the end in its place. May block.
 
-@dataclass(frozen=True, slots=True)
-class _CopyInFlight:
-    event: Event
-    delivery: Delivery
-    """On the host."""
-    sources: Sequence[Any]
-    """On the device. Not the loop's tensors, which may be dropped earlier."""
-
-
-class Mover(Protocol):
-    """Moves batches."""
+        What it raises comes out of `PrefetchQueue.take`, and the next `take` pulls again.
+        """
+        ...
 
     def move(self, delivery: Delivery, transfer: Transfer, /) -> Any:
         """Return a batch on the device. What it raises is the error in place of the batch."""
+        ...
+
+    def key_of(self, delivery: Delivery, /) -> int:
+        """Return what `batch_key` returns while this batch is moved."""
         ...
 
 
@@ -276,15 +271,16 @@ class CopiesInFlight:
 
     def __init__(self, stream: CopyStream, depth: int = 1) -> None:
         """Create an empty tracker. `depth` is how many batches may be on the device ahead of the loop."""
-        self._stream = stream
+        self.stream = stream
         self._max_steps = max(MIN_STEPS_QUEUED, depth)
         self._steps: deque[Event] = deque()
         """One at the start of each of the loop's last steps, oldest first."""
         # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
         self._lock = threading.RLock()
         """Guards the next two."""
-        self._in_flight: deque[_CopyInFlight] = deque()
-        """Oldest first."""
+        self._in_flight: deque[tuple[Event, Delivery, Sequence[Any]]] = deque()
+        """Oldest first, with the batch on the host, and sources on the device. Not the loop's tensors, which may be
+        dropped earlier."""
         self._is_closed = False
         self._process = ProcessOwner()
 
@@ -293,49 +289,41 @@ class CopiesInFlight:
 
         Blocks until at most `max_steps` steps are left on the device.
         """
-        self._steps.append(self._stream.mark())
+        self._steps.append(self.stream.mark())
         while len(self._steps) > self._max_steps:
             self._steps[0].synchronize()
             self._steps.popleft()  # last: a Ctrl-C before it changes nothing
         self.drop_finished()
 
-    def issue(self, mover: Mover, delivery: Delivery) -> Issued:
-        """Issue the copies of a batch and return it. The delivery is told once they are over, by a later call."""
-        transfer = Transfer(self._stream)
+    def issue(self, source: HostSource, delivery: Delivery) -> Transfer:
+        """Issue the copies of a batch and return them. The delivery is told once they are over, by a later call."""
+        transfer = Transfer(self.stream)
         try:
-            with ordinary_tensors(), self._stream.copying():
-                moved = mover.move(delivery, transfer)
+            with ordinary_tensors(), self.stream.copying():
+                transfer.batch = source.move(delivery, transfer)
         finally:  # a move may issue some copies and then raise
-            event = self._stream.record()
+            transfer.event = event = self.stream.record()
             with self._lock:
-                self._in_flight.append(_CopyInFlight(event, delivery, transfer.sources))
+                self._in_flight.append((event, delivery, transfer.sources))
                 if self._is_closed:  # closed meanwhile, so no later call lets it go
                     event.synchronize()
             self.drop_finished()
-        return Issued(moved, transfer, event)
-
-    def catch_up(self) -> None:
-        """Make later copies wait for the work that the loop has queued so far."""
-        self._stream.catch_up()
-
-    def hand_over(self, issued: Issued) -> None:
-        """Give a moved batch to the loop: its later work waits for the copy."""
-        self._stream.hand_over(issued.transfer.parts, issued.event)
+        return transfer
 
     def drop_finished(self) -> None:
         """Drop the host batches whose copies are over. Doesn't block."""
-        dropped: deque[_CopyInFlight] = deque()
+        dropped = []
         with self._lock:
-            while self._in_flight and self._in_flight[0].event.query():
+            while self._in_flight and self._in_flight[0][0].query():
                 dropped.append(self._in_flight.popleft())
-        for over in dropped:
-            over.delivery.keep()
+        for _, delivery, _ in dropped:
+            delivery.keep()
         del dropped  # outside the lock: the user's objects may have finalisers
 
     def wait(self) -> None:
         """Block until the copies issued so far are over."""
         with self._lock:
-            last = self._in_flight[-1].event if self._in_flight else None
+            last = self._in_flight[-1][0] if self._in_flight else None
         if last is not None:
             last.synchronize()
             self.drop_finished()
@@ -348,7 +336,7 @@ class CopiesInFlight:
             self._is_closed = True
             dropped, self._in_flight = self._in_flight, deque()
             if dropped:
-                dropped[-1].event.synchronize()  # copies end in the order in which they were issued
+                dropped[-1][0].synchronize()  # copies end in the order in which they were issued
 
     def __repr__(self) -> str:
         return f"<CopiesInFlight {len(self._in_flight)} under way>"

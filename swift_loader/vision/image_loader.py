@@ -161,7 +161,12 @@ class ImageLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Return an iterator over the next pass, or the rest of a saved one."""
-        return LazyPass(lambda: super(ImageLoader, self).__iter__().__next__)
+        return LazyPass(self)
+
+    def begin_pass(self) -> Iterator[Any]:
+        """Begin the pass. See `LazyPass`."""
+        batches: Iterator[Any] = super().__iter__()
+        return batches
 
     def _wrapped(self, epoch: Epoch) -> Any:
         if self._batches is None:

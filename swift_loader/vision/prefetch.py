@@ -13,7 +13,7 @@ import copy
 import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from operator import attrgetter
 from typing import Any
@@ -320,10 +320,11 @@ class PrefetchLoader(DevicePrefetcher):
     def __enter__(self) -> PrefetchLoader:
         return self
 
-    def _begin_pass(self) -> Callable[[], Any]:
+    def begin_pass(self) -> Iterator[Any]:
+        """Begin a pass, by a SwiftLoader that moves its batches itself."""
         if isinstance(self.loader, SwiftLoader) and not self.loader.has_started:
             self.start(self._consumer_index)
-        return iter(self.loader).__next__ if self._has_stage else super()._begin_pass()
+        return iter(self.loader) if self._has_stage else super().begin_pass()
 
     @property
     def mixup_enabled(self) -> bool:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.device.streams import CopyStream, Transfer
+from swift_loader.device import prefetch
+from swift_loader.device.streams import CopyStream, Event, Transfer
 from swift_loader.scheduler.delivery import Delivery
 
 Array = NDArray[Any]
 
 
-class FakeEvent:
+class FakeEvent(Event):
     """A point in the work of one of the streams."""
 
     def __init__(self, device: FakeDevice, advance: Callable[[], None], name: str) -> None:
@@ -56,6 +57,20 @@ class Moving:
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         return self._move(delivery.batch, transfer)
+
+    def key_of(self, delivery: Delivery) -> int:
+        return delivery.number
+
+    def is_ready(self) -> bool:
+        return False
+
+    def pull(self) -> Delivery:
+        raise StopIteration
+
+
+def keyed_by(key: int) -> AbstractContextManager[None]:
+    """Return a context in which `batch_key` returns this key."""
+    return prefetch.keyed_by(Moving(lambda *_: None), Delivery(number=key))
 
 
 class Block:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_loader.device.streams import CopiesInFlight, Issued, Transfer
+from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.scheduler.delivery import Delivery
 from tests.support.fake_device import FakeDevice, Moving
 
@@ -23,7 +23,7 @@ class Host:
         device.watch(self, number)
 
 
-def issue(copies: CopiesInFlight, device: FakeDevice, number: int) -> Issued:
+def issue(copies: CopiesInFlight, device: FakeDevice, number: int) -> Transfer:
     return copies.issue(
         Moving(lambda host, transfer: device.move(host.data, transfer)), Delivery(batch=Host(device, number))
     )
@@ -35,7 +35,7 @@ def test_a_batch_is_copied_recorded_handed_over_and_then_let_go() -> None:
     issued = issue(copies, device, 0)
     moved = issued.batch
     assert (moved == -1).all(), "copied before its time"
-    copies.hand_over(issued)
+    issued.hand_over()
     assert (moved == -1).all(), "the loop's thread waited"
     device.run()
     assert (moved == 0).all()
@@ -118,7 +118,7 @@ def test_the_loop_is_never_more_than_some_steps_ahead_of_the_device(depth: int, 
         copies.begin_step()
         assert len(results) == max(0, number - num_queued), "steps that have run"
         issued = issue(copies, device, number)
-        copies.hand_over(issued)
+        issued.hand_over()
         device.use(issued.batch, results)
 
 
@@ -141,7 +141,7 @@ def test_a_ctrl_c_while_the_device_is_waited_for_changes_nothing() -> None:
             num_interrupts += 1
             continue
         issued = issue(copies, device, number)
-        copies.hand_over(issued)
+        issued.hand_over()
         device.use(issued.batch, results)
     assert num_interrupts > 3
     assert device.num_blocks <= 1 + 2 + 2

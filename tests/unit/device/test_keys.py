@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from swift_loader import batch_key
-from swift_loader.device.prefetch import keyed_by
+from tests.support.fake_device import keyed_by
 
 
 def test_outside_of_a_move_a_key_is_another_each_time() -> None:
@@ -13,9 +13,9 @@ def test_outside_of_a_move_a_key_is_another_each_time() -> None:
 
 
 def test_within_a_move_it_is_the_batch_s() -> None:
-    with keyed_by(lambda: 5):
+    with keyed_by(5):
         assert [batch_key(), batch_key()] == [5, 5]
-        with keyed_by(lambda: 6):
+        with keyed_by(6):
             assert batch_key() == 6
         assert batch_key() == 5
     assert batch_key() != batch_key()
@@ -23,7 +23,7 @@ def test_within_a_move_it_is_the_batch_s() -> None:
 
 def test_a_move_in_another_thread_has_another_key() -> None:
     found: list[int] = []
-    with keyed_by(lambda: 5):
+    with keyed_by(5):
         thread = threading.Thread(target=lambda: found.append(batch_key()))
         thread.start()
         thread.join()

@@ -90,7 +90,7 @@ def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for
     copies = CopiesInFlight(AcceleratorStream(THERE))
     issued = copies.issue(moving(), Delivery(batch={"x": torch.ones(2), "y": [torch.ones(3), "text"]}))
     assert api.log == ["event on side"]
-    copies.hand_over(issued)
+    issued.hand_over()
     assert api.log[1:] == ["loop waits for the event", "(2,) kept for loop", "(3,) kept for loop"]
 
 
@@ -111,7 +111,7 @@ def test_a_function_of_ones_own_comes_after_what_its_batch_has_on_the_device(api
 
     batch = [torch.ones(2), torch.empty(4, device=THERE if is_there else "cpu")]
     copies = CopiesInFlight(AcceleratorStream(THERE))
-    copies.hand_over(copies.issue(moving(to_device), Delivery(batch=batch)))
+    copies.issue(moving(to_device), Delivery(batch=batch)).hand_over()
     waits = [entry for entry in api.log[: api.log.index("moved")] if entry == "side waits for loop"]
     assert bool(waits) is is_there
     assert api.log[-2:] == ["(2,) kept for loop", "(4,) kept for loop"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.device.prefetch import keyed_by
 from swift_loader.vision import ImageStage, RandomErasing
+from tests.support.fake_device import keyed_by
 from tests.unit.vision.conftest import assert_same, seed_everything
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -58,7 +58,7 @@ def test_constants_are_those_of_timm(timm_data: Any, mean: Any, std: Any, channe
 def test_erasing_is_keyed_by_the_batch(timm_data: Any, mode: str) -> None:
     batch = make_batch()
     stage = ImageStage(erasing=RandomErasing(0.8, mode=mode, max_count=2, num_splits=2))
-    with keyed_by(lambda: 77):
+    with keyed_by(77):
         ours = stage(batch, CPU)
     theirs = moved_by_timm(timm_data, batch, 77, re_prob=0.8, re_mode=mode, re_count=2, re_num_splits=2)
     assert_same(ours[0], theirs[0])
