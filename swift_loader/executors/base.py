@@ -12,23 +12,20 @@ from typing import Any, Protocol
 
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.messages import (
-    Dismiss,
-    Event,
-    Kill,
-    Look,
-    Reap,
-    Release,
-    ReplaceTemplate,
-    Send,
-    Stall,
-    Start,
-    TemplateLost,
-    WorkerLost,
-)
+from swift_loader.scheduler import messages
+from swift_loader.scheduler.messages import Event, Send, Stall
 from swift_loader.scheduler.queues import Limits
 
-ToDo = Send | Look | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate
+ToDo = (
+    Send
+    | messages.Look
+    | messages.Kill
+    | messages.Reap
+    | messages.Release
+    | messages.Start
+    | messages.Dismiss
+    | messages.ReplaceTemplate
+)
 """The actions that an executor carries out."""
 
 
@@ -120,11 +117,11 @@ class Executor(Protocol):
         """
         ...
 
-    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+    def error_of(self, cause: messages.WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         ...
 
-    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+    def notice_of(self, about: messages.WorkerLost | Stall | messages.TemplateLost) -> str:
         """Return the warning for the user."""
         ...
 

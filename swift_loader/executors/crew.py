@@ -23,22 +23,8 @@ from typing import Any, Generic, TypeVar
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.messages import (
-    Death,
-    Disconnected,
-    Dismiss,
-    Ended,
-    Event,
-    ExecutorFailed,
-    Kill,
-    Reap,
-    Release,
-    Send,
-    Stall,
-    Start,
-    TemplateLost,
-    WorkerLost,
-)
+from swift_loader.scheduler import messages
+from swift_loader.scheduler.messages import Event, Send, Stall
 from swift_loader.threads import LoaderThread
 
 # Events of the workers, on their way to whoever leads.
@@ -199,7 +185,7 @@ class CrewWorker:
         with self._lock:
             if not self.is_given_up:
                 self.is_given_up = True
-                self._mailbox.post([Disconnected(self.serial, self.worker_id)])
+                self._mailbox.post([messages.Disconnected(self.serial, self.worker_id)])
 
 
 class WorkerThread(CrewWorker):
@@ -321,7 +307,7 @@ class CrewExecutor(Generic[AWorker]):
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Do what the scheduler decided. See `Executor`."""
-        if isinstance(action, Start):
+        if isinstance(action, messages.Start):
             self._begin(action.worker_id)
             return []
         worker = self._workers.get(getattr(action, "worker", -1))
@@ -329,20 +315,20 @@ class CrewExecutor(Generic[AWorker]):
             return []
         if isinstance(action, Send):
             self._send(worker, action)
-        elif isinstance(action, Kill):
+        elif isinstance(action, messages.Kill):
             worker.stall = action.stall.error = self._stalled(action.stall)
             if self._leaves_stalled_out:
                 worker.give_up()
             else:
-                self.mailbox.post([ExecutorFailed(worker.stall)])
-        elif isinstance(action, Dismiss):
+                self.mailbox.post([messages.ExecutorFailed(worker.stall)])
+        elif isinstance(action, messages.Dismiss):
             worker.stop()
-        elif isinstance(action, Reap):
+        elif isinstance(action, messages.Reap):
             if worker.stall is None or worker.is_given_up:
-                self.mailbox.post([Ended(worker.serial, Death(is_at_work=False))])
+                self.mailbox.post([messages.Ended(worker.serial, messages.Death(is_at_work=False))])
             else:  # a coroutine blocks its loop
-                self.mailbox.post([ExecutorFailed(worker.stall)])
-        elif isinstance(action, Release):
+                self.mailbox.post([messages.ExecutorFailed(worker.stall)])
+        elif isinstance(action, messages.Release):
             self._release(worker)
         return []
 
@@ -353,14 +339,14 @@ class CrewExecutor(Generic[AWorker]):
         with self._lock:
             self._workers = {serial: other for serial, other in self._workers.items() if other is not worker}
 
-    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+    def error_of(self, cause: messages.WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         if isinstance(cause, Stall):
             return self._stalled(cause)
         assert isinstance(cause, BaseException), f"such a worker is never lost: {cause}"
         return cause
 
-    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+    def notice_of(self, about: messages.WorkerLost | Stall | messages.TemplateLost) -> str:
         """Return the warning for the user."""
         assert isinstance(about, Stall), f"such a worker is never lost: {about}"
         return str(self._stalled(about))

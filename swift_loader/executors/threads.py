@@ -20,17 +20,8 @@ from swift_loader.executors.wording import Explainer, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.messages import (
-    Disconnected,
-    Event,
-    ExecutorFailed,
-    Ready,
-    Send,
-    Skipped,
-    Stall,
-    TemplateLost,
-    WorkerLost,
-)
+from swift_loader.scheduler import messages
+from swift_loader.scheduler.messages import Event, Send, Stall
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
@@ -129,24 +120,24 @@ class ThreadWorker(WorkerThread):
         task: Send | None = None
         try:
             self._builder = self._executor.builder_of(self)
-            self.post([Ready(self.serial, self.worker_id)])
+            self.post([messages.Ready(self.serial, self.worker_id)])
             for task, plan in iter(self.tasks.get, None):
                 self.post(self._answer(self._builder, task, plan))
                 task = None  # noqa: PLW2901 - its keys may be large, and the next task may come much later
-            self.post([Disconnected(self.serial, self.worker_id)])
+            self.post([messages.Disconnected(self.serial, self.worker_id)])
         except Exception as error:  # of building a dataset, or ours: those of samples are answers
-            self.post([ExecutorFailed(error)])
+            self.post([messages.ExecutorFailed(error)])
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
             died = WorkerDied(
                 f"{self._executor.describe_end(self, task)} was ended by {error!r}, and a worker thread isn't "
                 f"replaced. The dataset's code ended it: look for sys.exit"
             )
             died.__cause__ = error
-            self.post([ExecutorFailed(died)])
+            self.post([messages.ExecutorFailed(died)])
 
     def _answer(self, builder: LocalBuilder, task: Send, plan: NewPlan) -> list[Event]:
         if not self._executor.explainer.is_needed(task.generation):
-            return [Skipped(self.serial, task.generation)]
+            return [messages.Skipped(self.serial, task.generation)]
         if plan.generation != self._plan_generation:
             self._plan_generation = plan.generation
             try:
@@ -289,7 +280,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             f"returns. With worker_type='process', it could be killed{attached(traces=worker.stack())}"
         )
 
-    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+    def notice_of(self, about: messages.WorkerLost | Stall | messages.TemplateLost) -> str:
         """Return the warning for the user."""
         assert isinstance(about, Stall), f"a worker thread is never lost: {about}"
         explainer = self.explainer

@@ -1,4 +1,4 @@
-"""The messages between the trainer and a worker, as types, apart from tasks. Pure: no I/O, no clock.
+"""The messages of trainer, workers, templates and roots, as types, apart from tasks. Pure: no I/O, no clock.
 
 `unpack` raises `ProtocolError` for a body that `pack` doesn't write. It checks lengths before it reads anything.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -106,42 +105,16 @@ def unpack_frame(data: memoryview) -> Frame:
     return Frame(known, generation, body)
 
 
-# The two ways to write a message's body: fields of fixed sizes, or a pickle. Pure.
+# How a message's body is written, but for those on the hot path: its fields, pickled together. Pure.
 #
 # Unpickling is safe, because the sender is a process of ours on a private pipe.
 
-_Fixed = TypeVar("_Fixed", bound="FixedBody")
-_Pickled = TypeVar("_Pickled", bound="PickledBody")
+_Message = TypeVar("_Message", bound="PickledBody")
 
 
 def malformed(frame: Frame) -> ProtocolError:
     """Return the error for a body that its sender can't have written."""
     return ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
-
-
-class FixedBody:
-    """Base of a dataclass whose fields are packed by `LAYOUT`, in their order."""
-
-    __slots__ = ()
-
-    KIND: ClassVar[Kind]
-    LAYOUT: ClassVar[struct.Struct]
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(self.KIND, self.LAYOUT.pack(*_values(self)))
-
-    @classmethod
-    def unpack(cls: type[_Fixed], frame: Frame) -> _Fixed:
-        """Return the message in a frame.
-
-        Raises `ProtocolError` if the body has another length, or the class refuses the values.
-        """
-        try:
-            return cls(*cls.LAYOUT.unpack(frame.body))
-        except (struct.error, ValueError) as error:
-            raise malformed(frame) from error
 
 
 class PickledBody:
@@ -154,19 +127,18 @@ class PickledBody:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(self.KIND, pickle.dumps(tuple(_values(self))))
+        return pack_frame(self.KIND, pickle.dumps(tuple(getattr(self, field.name) for field in fields(self))))
 
     @classmethod
-    def unpack(cls: type[_Pickled], frame: Frame) -> _Pickled:
-        """Return the message in a frame. Raises `ProtocolError` if the body isn't a pickle of as many fields."""
+    def unpack(cls: type[_Message], frame: Frame) -> _Message:
+        """Return the message in a frame.
+
+        Raises `ProtocolError` if the body isn't a pickle of as many fields, or the class refuses the values.
+        """
         try:
             return cls(*pickle.loads(frame.body))
         except Exception as error:  # pickle raises all sorts
             raise malformed(frame) from error
-
-
-def _values(message: FixedBody | PickledBody) -> Iterable[Any]:
-    return (getattr(message, field.name) for field in fields(message))
 
 
 # What a process reports about the dataset that it has built. Pure.
@@ -193,6 +165,7 @@ MAX_INLINE_BYTES = 16 * 1024
 """A batch's structure up to this size travels in the message; a larger one travels in the slot."""
 
 _BATCH = struct.Struct("<QIIQIIQQQQQqqqQ")
+"""A batch's numbers, from `sequence` on."""
 
 
 class FailureStage(str, Enum):
@@ -237,11 +210,10 @@ class Hung(PickledBody):
 
 
 @dataclass(slots=True)
-class Identity(FixedBody):
+class Identity(PickledBody):
     """The first message to a worker that has to tell the dataset which one it is."""
 
     KIND = Kind.IDENTITY
-    LAYOUT = struct.Struct("<III")
 
     worker_id: int
     num_workers: int
@@ -251,11 +223,10 @@ class Identity(FixedBody):
 
 
 @dataclass(slots=True)
-class StreamEnded(FixedBody):
+class StreamEnded(PickledBody):
     """The worker's shard of the stream had no batch left for its oldest task."""
 
     KIND = Kind.STREAM_ENDED
-    LAYOUT = struct.Struct("<IQ")
 
     generation: int
     sequence: int
@@ -271,16 +242,15 @@ class State(PickledBody):
     """A `worker.torch_worker.Snapshot`, packed."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Announces a batch. `meta` is what the codec needs besides the bulk data in the slot."""
 
     generation: int
+    meta: memoryview | bytes
+    """Empty if it is in the slot, at `meta_offset`."""
     sequence: int
     slot: int
     num_blocks: int
-    meta: memoryview | bytes
-    """Empty if it is in the slot, at `meta_offset`."""
     meta_offset: int
     meta_nbytes: int
     num_samples: int
@@ -302,37 +272,21 @@ class Batch:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        head = _BATCH.pack(
-            self.sequence,
-            self.slot,
-            self.num_blocks,
-            self.meta_offset,
-            self.meta_nbytes,
-            self.num_samples,
-            self.fetch_ns,
-            self.collate_ns,
-            self.encode_ns,
-            self.used_nbytes,
-            self.began_ns,
-            self.cpu_ns,
-            self.run_delay_ns,
-            self.slow_index,
-            self.slow_ns,
-        )
-        return pack_frame(Kind.BATCH, head + self.meta, self.generation)
+        generation, meta, *numbers = self
+        return pack_frame(Kind.BATCH, _BATCH.pack(*numbers) + meta, generation)
 
     @classmethod
     def unpack(cls, frame: Frame) -> Batch:
         """Return the batch in a frame; `meta` is a view of the frame."""
         if len(frame.body) < _BATCH.size:
             raise malformed(frame)
-        sequence, slot, num_blocks, offset, nbytes, num_samples, *rest = _BATCH.unpack_from(frame.body)
         meta = frame.body[_BATCH.size :]
-        if len(meta) not in (0, nbytes):
+        batch = cls(frame.generation, meta, *_BATCH.unpack_from(frame.body))
+        if len(meta) not in (0, nbytes := batch.meta_nbytes):
             raise ProtocolError(
-                f"a batch of {num_blocks} buffers comes with {len(meta)} of {nbytes} bytes of structure"
+                f"a batch of {batch.num_blocks} buffers comes with {len(meta)} of {nbytes} bytes of structure"
             )
-        return cls(frame.generation, sequence, slot, num_blocks, meta, offset, nbytes, num_samples, *rest)
+        return batch
 
 
 @dataclass(slots=True)
@@ -348,22 +302,20 @@ class Ready(PickledBody):
 
 
 @dataclass(slots=True)
-class SegmentMade(FixedBody):
+class SegmentMade(PickledBody):
     """The worker made a slot; the descriptor of its memory is attached."""
 
     KIND = Kind.SEGMENT
-    LAYOUT = struct.Struct("<IQ")
 
     slot: int
     nbytes: int
 
 
 @dataclass(slots=True)
-class SegmentGone(FixedBody):
+class SegmentGone(PickledBody):
     """The worker has unmapped a free slot and won't use it again: the trainer should unmap it, too."""
 
     KIND = Kind.SEGMENT_GONE
-    LAYOUT = struct.Struct("<I")
 
     slot: int
 
@@ -398,3 +350,83 @@ class SampleFailed(PickledBody):
     replaced_by: int | None
     """The dataset index of the sample that replaces it; None if it was left out."""
     failure: Failure
+
+
+# Between the trainer and a template, or a root. What a root forks, and how that ends, is told as by a template.
+
+
+@dataclass(slots=True)
+class Blank(PickledBody):
+    """Asks to import modules and to fork a template. Without a channel attached, it asks for the imports only."""
+
+    KIND = Kind.BLANK
+
+    serial: int
+    """The number of the request."""
+    modules: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Warmed(PickledBody):
+    """The modules of a request without a channel are imported."""
+
+    KIND = Kind.WARMED
+
+    serial: int
+
+
+@dataclass(slots=True)
+class Refused(PickledBody):
+    """Says why there is no fork. The root forks no more."""
+
+    KIND = Kind.REFUSED
+
+    serial: int
+    is_stale: bool
+    """Whether only the source of a module has changed since its import, so that another root can do it."""
+    reason: str
+
+
+@dataclass(slots=True)
+class Built(PickledBody):
+    """The template has built the dataset. Says whether workers share it or each builds its own."""
+
+    KIND = Kind.BUILT
+
+    report: BuildReport
+    forkable: bool
+    """False: each worker needs its own interpreter."""
+    reason: str
+    """Why the dataset isn't shared, or why the template can't be forked; for the log. Empty if it is shared."""
+
+
+@dataclass(slots=True)
+class Fork(PickledBody):
+    """Asks for a worker; its channel is attached."""
+
+    KIND = Kind.FORK
+
+    worker: int
+    in_place: bool
+    """True: the receiver becomes the worker instead of forking one."""
+
+
+@dataclass(slots=True)
+class Forked(PickledBody):
+    """A worker was forked; its pidfd is attached."""
+
+    KIND = Kind.FORKED
+
+    worker: int
+    pid: int
+
+
+@dataclass(slots=True)
+class Exited(PickledBody):
+    """A forked worker is gone and reaped."""
+
+    KIND = Kind.EXITED
+
+    worker: int
+    exit_code: int
+    """As `os.waitstatus_to_exitcode` returns it: negative for a signal."""

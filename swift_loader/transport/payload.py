@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import struct
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from swift_loader.errors import EncodeError, NoDescriptorsLeft
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.channel import duplicate, explaining_limits
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
-from swift_loader.transport.messages import FixedBody, Kind
+from swift_loader.transport.messages import Kind, PickledBody
 from swift_loader.transport.segments import Segment, capacity_for, new_file
 
 _OPTIONS = ".options."
@@ -80,11 +79,10 @@ def _usual_threads() -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadLayout(FixedBody):
+class PayloadLayout(PickledBody):
     """Announces a payload, whose descriptor is attached: the sizes of its parts in bytes, in the order of the file."""
 
     KIND = Kind.PAYLOAD
-    LAYOUT = struct.Struct("<QQQQI")
 
     total_nbytes: int
     bulk_nbytes: int

@@ -225,10 +225,10 @@ class BatchBuilder:
         cpu_ns, run_delay_ns = self._usage.end(done - start)
         return Batch(
             task.generation,
+            encoded.meta if is_inline else b"",
             task.sequence,
             slot.number,
             encoded.num_blocks,
-            encoded.meta if is_inline else b"",
             meta_offset,
             len(encoded.meta),
             fetched.num_samples,

@@ -22,27 +22,10 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import ProtocolError
+from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
-from swift_loader.transport.messages import (
-    Batch,
-    BuildReport,
-    Failure,
-    FailureStage,
-    Hung,
-    Identity,
-    Kind,
-    NewPlan,
-    Ready,
-    Received,
-    SampleFailed,
-    SegmentGone,
-    SegmentMade,
-    State,
-    StreamEnded,
-    pack_frame,
-    unpack_frame,
-)
+from swift_loader.transport.messages import Batch, Kind, Received
 from swift_loader.transport.payload import Environment, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import NUM_BEGUN, Segment, capacity_for
 from swift_loader.transport.slots import RecycledSlots
@@ -90,14 +73,14 @@ class AnnouncedSlots(RecycledSlots[Segment]):
         """Return a new segment, once the trainer was told of it. Raises `SharedMemoryFull` if there is no memory."""
         segment, descriptor = Segment.create(capacity_for(nbytes))
         try:
-            self._channel.send(SegmentMade(slot, segment.nbytes).pack(), [descriptor])
+            self._channel.send(messages.SegmentMade(slot, segment.nbytes).pack(), [descriptor])
         finally:
             os.close(descriptor)
         return segment
 
     def drop(self, slot: int) -> None:
         """Tell the trainer."""
-        self._channel.send(SegmentGone(slot).pack())
+        self._channel.send(messages.SegmentGone(slot).pack())
 
 
 class TaskLoop:
@@ -111,7 +94,7 @@ class TaskLoop:
         self._words = builder.samples.counters.words
         self._slots = slots
         self._queue: deque[Task] = deque()
-        self._plans: deque[NewPlan] = deque()
+        self._plans: deque[messages.NewPlan] = deque()
         """Received plans that aren't used yet."""
 
     @property
@@ -130,7 +113,7 @@ class TaskLoop:
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
         if task.generation < newest:
-            self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
+            self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
         else:
             answer = self._answer(task).pack()
             failpoint(Failpoint.WORKER_AFTER_COMMIT)
@@ -157,12 +140,12 @@ class TaskLoop:
     def _take_in(self, received: Received) -> None:
         for descriptor in received.descriptors:
             os.close(descriptor)
-        frame = unpack_frame(received.data)
+        frame = messages.unpack_frame(received.data)
         if frame.kind is Kind.PLAN:
-            self._plans.append(NewPlan.unpack(frame))
+            self._plans.append(messages.NewPlan.unpack(frame))
             return
         if frame.kind is Kind.HUNG:
-            hung = Hung.unpack(frame)
+            hung = messages.Hung.unpack(frame)
             self._builder.hung[hung.epoch, hung.index] = hung
             return
         if frame.kind is not Kind.TASK:
@@ -175,7 +158,7 @@ class TaskLoop:
         self._queue.append(task)
         failpoint(Failpoint.WORKER_RECEIVED)
 
-    def _answer(self, task: Task) -> Batch | Failure | StreamEnded:
+    def _answer(self, task: Task) -> Batch | messages.Failure | messages.StreamEnded:
         try:
             while self._plans and self._plans[0].generation <= task.generation:
                 plan = self._plans.popleft()
@@ -183,10 +166,10 @@ class TaskLoop:
             batch = self._builder.build(self._slots, task)
             self._report(self._builder.failures, task)
             if (state := self._builder.samples.state) is not None:
-                self._channel.send(State(state).pack())
+                self._channel.send(messages.State(state).pack())
             return batch
         except StreamEnd:
-            return StreamEnded(task.generation, task.sequence)
+            return messages.StreamEnded(task.generation, task.sequence)
         except BuildError as failed:
             self._report(failed.failures, task)
             error, definitions = failed.__cause__ or failed, self._builder.definitions
@@ -194,7 +177,7 @@ class TaskLoop:
             failure.generation, failure.sequence = task.generation, task.sequence
             return failure
 
-    def _report(self, failures: Sequence[SampleFailed], task: Task) -> None:
+    def _report(self, failures: Sequence[messages.SampleFailed], task: Task) -> None:
         """Send the samples that failed. The trainer gets them before the batch."""
         for failed in failures:
             failed.failure.generation, failed.failure.sequence = task.generation, task.sequence
@@ -204,7 +187,7 @@ class TaskLoop:
 # The payload's content and the dataset --------------------------------------------------------------------------------
 
 
-Service = tuple[BatchBuilder, BuildReport]
+Service = tuple[BatchBuilder, messages.BuildReport]
 """What a worker serves with, and what describes its dataset."""
 
 
@@ -265,7 +248,7 @@ class DatasetBuilder:
         self._dataset = self._spec = None
         self.definitions = Definitions()
 
-    def report(self) -> BuildReport:
+    def report(self) -> messages.BuildReport:
         """Return the report about the dataset, with the checksums of some samples.
 
         If workers will share the dataset, the samples are fetched in a fork: a sample may open files, which all forks
@@ -281,7 +264,7 @@ class DatasetBuilder:
         self._draws, self.slow_fork = sample_check.draws, sample_check.slow_fork
         return report(self._num_samples, sample_check.checksums)
 
-    def report_length(self) -> BuildReport:
+    def report_length(self) -> messages.BuildReport:
         """Return a report with the dataset's length, without checksums."""
         return report(self._num_samples)
 
@@ -298,7 +281,7 @@ class DatasetBuilder:
         with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
             descriptor = counters.share()
             try:
-                channel.send(Ready(counters.length_address(), reported).pack(), [descriptor])
+                channel.send(messages.Ready(counters.length_address(), reported).pack(), [descriptor])
             finally:
                 os.close(descriptor)
             for segment in self._kept:  # the trainer has them already, as the first slots
@@ -311,11 +294,11 @@ class DatasetBuilder:
 
         The trainer was told of a failure then, unless it is gone. `usage` measures what builds batches.
         """
-        stage = FailureStage.BUILD
+        stage = messages.FailureStage.BUILD
         try:
             if self._dataset is None:
                 self.build()
-            stage = FailureStage.SET_UP
+            stage = messages.FailureStage.SET_UP
             set_num_threads(self._environment.torch_threads)
             torch_worker = self._set_up(worker, channel)
         except BrokenPipeError:  # the trainer is gone
@@ -343,7 +326,7 @@ class DatasetBuilder:
         received = channel.receive()
         if received is None:
             raise BrokenPipeError
-        identity = Identity.unpack(unpack_frame(received.data))
+        identity = messages.Identity.unpack(messages.unpack_frame(received.data))
         if identity.num_kept:
             self._kept = options.torch.kept[identity.worker_id]
         options.torch.kept.clear()  # the others' parts
@@ -366,7 +349,7 @@ def start_fresh(
     try:
         builder.read()
     except Exception as error:
-        channel.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
+        channel.send(describe_failure(error, messages.FailureStage.BUILD, builder.definitions).pack())
         return None
     return builder.start_service(serial, channel, usage)
 

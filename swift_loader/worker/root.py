@@ -22,8 +22,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import Frame
-from swift_loader.transport.template_messages import Blank, Refused, Warmed
+from swift_loader.transport.messages import Blank, Frame, Refused, Warmed
 from swift_loader.worker.process import (
     ForkHazards,
     StackDumper,

@@ -35,10 +35,9 @@ from swift_loader.errors import ProtocolError
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
-from swift_loader.transport.messages import FailureStage, Frame, Kind, unpack_frame
+from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (

@@ -28,8 +28,7 @@ from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread
 from swift_loader.executors.process.template import ServerProcess
 from swift_loader.transport.channel import Channel, explaining_limits
-from swift_loader.transport.messages import Frame, Kind
-from swift_loader.transport.template_messages import Blank, Exited, Fork, Forked, Refused, Warmed
+from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Frame, Kind, Refused, Warmed
 from swift_loader.worker.process import has_greenlets, is_importing
 
 SWITCH = "SWIFT_LOADER_ROOT"

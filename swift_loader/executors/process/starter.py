@@ -24,9 +24,8 @@ from swift_loader.executors.wording import attached, died
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel, explaining_limits
-from swift_loader.transport.messages import Failure
+from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
-from swift_loader.transport.template_messages import Built
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 # How the templates of one loader start: as forks of the root, which are quick, because the root has imported what the

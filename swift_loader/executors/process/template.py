@@ -19,9 +19,8 @@ from swift_loader.executors.process.trainer_fork import ChildProcess, ForkedChil
 from swift_loader.interrupts import blocked
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel, duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
-from swift_loader.transport.messages import Failure, Frame, Kind, unpack_frame
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Frame, Kind, unpack_frame
 from swift_loader.transport.segments import Segment, read_word
-from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process import end_group
 
 # The trainer's handle on a process that serves as a worker, whichever template it comes from.

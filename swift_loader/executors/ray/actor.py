@@ -292,9 +292,8 @@ class ActorHandle(Handle):
         if frame.kind is not Kind.BATCH or not self.process.is_elsewhere:
             return memoryview(message)
         batch = Batch.unpack(frame)
-        batch.began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
-        batch.meta = bytes(batch.meta)
-        return memoryview(batch.pack())
+        began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
+        return memoryview(batch._replace(began_ns=began_ns, meta=bytes(batch.meta)).pack())
 
     def _failure(self, error: BaseException) -> Event:
         """Return the event of a call that failed although the actor lives: above all, its result couldn't be stored."""

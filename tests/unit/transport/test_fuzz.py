@@ -17,9 +17,14 @@ from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.messages import (
     Batch,
+    Blank,
     BuildReport,
+    Built,
+    Exited,
     Failure,
     FailureStage,
+    Fork,
+    Forked,
     Frame,
     Hung,
     Identity,
@@ -27,17 +32,18 @@ from swift_loader.transport.messages import (
     NewPlan,
     PickledBody,
     Ready,
+    Refused,
     SampleFailed,
     SegmentGone,
     SegmentMade,
     State,
     StreamEnded,
+    Warmed,
     pack_frame,
     unpack_frame,
 )
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.task import Task
-from swift_loader.transport.template_messages import Blank, Built, Exited, Fork, Forked, Refused, Warmed
 
 MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""
@@ -57,7 +63,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.TASK: Task(1, 2, 3, 4, [8, -9, 8], (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
     Kind.SEGMENT_GONE: SegmentGone(3),
-    Kind.BATCH: Batch(1, 2, 3, 4, b"structure", 0, 9, 8, 10, 11, 12),
+    Kind.BATCH: Batch(1, b"structure", 2, 3, 4, 0, 9, 8, 10, 11, 12),
     Kind.FAILURE: FAILURE,
     Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),

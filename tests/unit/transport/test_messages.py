@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,12 @@ from swift_loader.transport.messages import (
     _HEAD,
     Batch,
     BuildReport,
+    Built,
+    Exited,
     Failure,
     FailureStage,
+    Fork,
+    Forked,
     Frame,
     Identity,
     Kind,
@@ -29,7 +32,6 @@ from swift_loader.transport.messages import (
     unpack_frame,
 )
 from swift_loader.transport.task import _TASK, IndexArray, LostKeys, Task
-from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
 bits_31 = st.integers(-(2**31), 2**31 - 1)
 bits_32 = st.integers(0, 2**32 - 1)
@@ -69,7 +71,7 @@ messages = st.one_of(
     st.builds(Forked, bits_32, bits_32),
     st.builds(Exited, bits_32, bits_31),
     st.builds(
-        lambda meta, *rest: Batch(rest[0], rest[1], rest[2], rest[3], meta, rest[4], len(meta), *rest[5:]),
+        lambda meta, *rest: Batch(rest[0], meta, rest[1], rest[2], rest[3], rest[4], len(meta), *rest[5:]),
         metas,
         bits_32,
         bits_64,
@@ -89,7 +91,7 @@ messages = st.one_of(
     ),
 )
 
-A_BATCH = Batch(1, 2, 3, 4, b"", 5, 0, 7, 8, 9, 10)
+A_BATCH = Batch(1, b"", 2, 3, 4, 5, 0, 7, 8, 9, 10)
 
 
 def frame_of(message: bytes) -> Frame:
@@ -157,6 +159,6 @@ def test_a_task_with_another_length_than_it_says_is_refused(num_indices: int) ->
 
 @pytest.mark.parametrize("meta", [b"ab", b"abcd"])
 def test_a_batch_whose_structure_has_another_length_is_refused(meta: bytes) -> None:
-    batch = replace(A_BATCH, meta=meta, meta_nbytes=3)
+    batch = A_BATCH._replace(meta=meta, meta_nbytes=3)
     with pytest.raises(ProtocolError, match="3 bytes of structure"):
         Batch.unpack(frame_of(batch.pack()))
