@@ -44,15 +44,12 @@ class Inbox(Protocol):
 
         Without a timeout, it returns an empty list only if somebody woke it.
         """
-        ...
 
     def wake(self) -> None:
         """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
-        ...
 
     def sleep(self) -> None:
         """Let `wait` block again."""
-        ...
 
 
 class Executor(Protocol):
@@ -65,41 +62,34 @@ class Executor(Protocol):
     @property
     def owner(self) -> ProcessOwner | None:
         """The only process that can use the executor. None: its forks can, too."""
-        ...
 
     @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, which gets all events, then one for each thread that takes over while the loop is busy."""
-        ...
 
     @property
     def grace_s(self) -> float:
         """Seconds that replacing a worker may take."""
-        ...
 
     @property
     def plan(self) -> Plan:
         """The plan that it starts with. Known after `start`."""
-        ...
 
     @property
     def largest_batch_nbytes(self) -> int:
         """Bytes of the largest batch that has come from a worker; 0 before the first."""
-        ...
 
     def start(self) -> None:
         """Get ready to build batches. Blocks until the dataset is built. The caller holds no lock.
 
         Raises `WorkerDied`, or what building the dataset raised.
         """
-        ...
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more.
 
         `resume`: where each worker's dataset continues, by the worker's id: a packed `Resume`.
         """
-        ...
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on. Actions start and dismiss them. There may be more inboxes then.
@@ -107,7 +97,6 @@ class Executor(Protocol):
         `num_workers`: at least 1. `limits`: how far ahead of the loop they may work. Raises `RuntimeError` if their
         number can't change; nothing has changed then.
         """
-        ...
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Do what the scheduler decided: send, kill, reap, release, start or dismiss.
@@ -115,20 +104,15 @@ class Executor(Protocol):
         Returns:
             What the caller must drop outside its locks, because freeing it takes a while.
         """
-        ...
 
     def error_of(self, cause: messages.WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        ...
 
     def notice_of(self, about: messages.WorkerLost | Stall | messages.TemplateLost) -> str:
         """Return the warning for the user."""
-        ...
 
     def stop(self) -> None:
         """End all processes, and wake whoever waits in the first inbox. Any thread. Idempotent."""
-        ...
 
     def close(self) -> list[Any]:
         """Free all resources. Nobody may wait in an inbox any more. Idempotent. Returns the same as `carry_out`."""
-        ...

@@ -14,7 +14,7 @@ from swift_loader.executors.failures import keys_of
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle, Hang, ResumePoints
 from swift_loader.executors.process.reader import BatchReader, MessageReader
-from swift_loader.executors.wording import GRACE_BUILDS, Explainer, attached
+from swift_loader.executors.wording import GRACE_BUILDS, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
@@ -30,10 +30,8 @@ from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
 class WorkerExecutor:
     """The worker processes of one loader. It owns the fleet, whose first process may be running already."""
 
-    explainer: Explainer
-    """Known after `start`, as all that needs the dataset."""
     plan: Plan
-    """What the workers start with."""
+    """What the workers start with. Known after `start`, as all that needs the dataset."""
     _sent: tuple[int, PlanSettings]
     """The plan of the tasks that are sent now, and the first generation that uses it."""
 
@@ -50,6 +48,7 @@ class WorkerExecutor:
         `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
         """
         self.fleet = fleet
+        self.explainer = fleet.explainer
         fleet.note = note or log
         self.reader: MessageReader | None = None
         """Reads what the workers send. Known after `start`."""
@@ -110,7 +109,7 @@ class WorkerExecutor:
         """
         fleet = self.fleet
         self.plan, self._sent = plan, (0, plan.settings)
-        self.explainer = Explainer(fleet.options, plan, fleet.definitions, build_s, fleet.wording)
+        self.explainer.begin(plan, fleet.definitions, build_s)
         batches = BatchReader(fleet.definitions, fleet.options.batch_decoder)
         self.reader = MessageReader(batches, fleet.datasets, self.explainer, self._metrics, on_segment, self._resumes)
         return self.reader
@@ -172,7 +171,7 @@ class WorkerExecutor:
         position, work = worker.look(), stall.work
         keys = [] if work is None else keys_of(work, self.explainer.current[1])
         is_at_sample, raises = position is not None and position < len(keys), on_error is OnError.RAISE
-        text, traces = self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True)
+        text, traces = f"{self.explainer.hang(stall, worker)}, and was killed", worker.ask_for_stacks(by_force=True)
         why = f"{self.explainer.who(worker)} {text}"
         if work is not None and position is not None and is_at_sample and not raises:
             samples, index = self._hung.setdefault(key_of(work), {}), keys[position]
@@ -195,7 +194,8 @@ class WorkerExecutor:
         if cause.worker is None:
             return self.explainer.no_worker_error(cause)
         worker = self.fleet.get(cause.worker)
-        return self.explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
+        what = f"{self.explainer.who(worker)} {self.explainer.hang(cause, worker)}"
+        return WorkerStalled(f"{what}{attached(traces=worker.ask_for_stacks())}")
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""

@@ -22,7 +22,7 @@ from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.inbox import WorkerInbox, num_receivers
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import DatasetCheck, MessageReader
-from swift_loader.executors.wording import LOADER_WORDING, Wording, attached
+from swift_loader.executors.wording import Explainer, attached
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.messages import Event
@@ -42,14 +42,14 @@ SPARE_SEGMENTS = 8
 class Fleet(ABC):
     """The worker processes of one loader. Any thread may use it, and no method runs code of the user."""
 
-    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> None:
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer) -> None:
         """Start nothing."""
         self.spec = spec
         """Sent to the processes when they start."""
         self.options = options
         """With the number of workers that there are to be now."""
-        self.wording = wording
-        """For errors and warnings."""
+        self.explainer = explainer
+        """Has the words for errors and warnings."""
         self.owner = ProcessOwner()
         """The only process that may use it."""
         self.definitions = Definitions()
@@ -145,7 +145,7 @@ class Fleet(ABC):
             return Ready.unpack(frame).report.num_samples
         failure = Failure.unpack(frame)
         if failure.stage is FailureStage.BUILD:
-            raise self.wording.failure(failure, who, self.definitions, "")
+            raise self.explainer.rebuilt(failure, who, self.definitions)
         return 0  # its set-up has failed: only in torch mode, where the length has no meaning
 
     @property

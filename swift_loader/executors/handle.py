@@ -54,10 +54,6 @@ class ResumePoints:
         """Return the point of a worker: a packed `Resume`, and the turn of the first batch after it."""
         return self._current[1].get(worker_id, _BEGINNING)
 
-    def __repr__(self) -> str:
-        generation, points = self._current
-        return f"<ResumePoints of generation {generation}: {len(points)} workers>"
-
 
 COUNTERS = None
 """Stands for the page of counters, where a slot's number stands for its segment."""
@@ -72,47 +68,37 @@ class HandledProcess(Protocol):
     @property
     def pid(self) -> int:
         """Its process id."""
-        ...
 
     def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
         """Map memory that the process announced: of a slot, or `COUNTERS`. The descriptors came with the message."""
-        ...
 
     def num_fetched(self, length_address: int) -> int | None:
         """Return the number of samples fetched for its batch; None if unknown. It said where it counts them."""
-        ...
 
     def ask_for_stacks(self, *, by_force: bool = False) -> str:
         """Return the Python stacks of its threads, or why there are none. Blocks for a second at most."""
-        ...
 
     def close(self) -> None:
         """Close all that belongs to it. It must have ended. Idempotent."""
-        ...
 
     # For whoever looks at processes; any thread
 
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        ...
 
     @property
     def exit_code(self) -> int | None:
         """Its exit code, negative for a signal. None until it is known. 0 if the loader ended it."""
-        ...
 
     def wait_end(self, limit_s: float | None) -> bool:
         """Wait until the process has ended. Return False if that takes longer."""
-        ...
 
     def terminate(self) -> None:
         """Have the system end it, with SIGTERM where there are signals."""
-        ...
 
     def kill(self) -> None:
         """Have the system end it, whatever it does."""
-        ...
 
 
 class Hang(NamedTuple):
@@ -279,4 +265,4 @@ class Handle:
                 raise
 
     def __repr__(self) -> str:
-        return f"<Handle {self.serial} with id {self.worker_id}, pid {self.process.pid}, {self.memory!r}>"
+        return f"<Handle {self.serial} with id {self.worker_id}, pid {self.process.pid}>"

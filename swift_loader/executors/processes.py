@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import HandledProcess
-from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.executors.wording import Explainer
 from swift_loader.metrics.machine import available_cores, ranks_here
 from swift_loader.metrics.observations import Setup
 from swift_loader.options import DeliveryOptions
@@ -56,23 +56,27 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
         ROOTS.warm(modules)
 
 
-def make_fleet(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> Fleet:
-    """Return the fleet that the options and the platform demand. It starts nothing yet."""
+def make_fleet(spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer | None = None) -> Fleet:
+    """Return the fleet that the options and the platform demand. It starts nothing yet.
+
+    `explainer` has the words for its workers; None: those of a loader.
+    """
+    explainer = explainer or Explainer(options, spec.plan.rank)
     if options.executor is not None:
         from swift_loader.executors.ray.fleet import ActorFleet, MixedFleet
 
-        remote = ActorFleet(spec, options, options.executor, wording)
+        remote = ActorFleet(spec, options, options.executor, explainer)
         if not options.num_local:
             return remote
         here = replace(options, num_workers=options.num_local, executor=None, num_local=0)
-        return MixedFleet(make_fleet(spec, here, wording), remote)
+        return MixedFleet(make_fleet(spec, here, explainer), remote)
     if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
         from swift_loader.executors.portable.fleet import InterpreterFleet
 
-        return InterpreterFleet(spec, options, wording)
+        return InterpreterFleet(spec, options, explainer)
     from swift_loader.executors.process.fleet import TemplateFleet
 
-    return TemplateFleet(spec, options, wording)
+    return TemplateFleet(spec, options, explainer)
 
 
 # What a program may see of the processes, under the names that torch's iterators have ---------------------------------

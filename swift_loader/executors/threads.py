@@ -77,9 +77,6 @@ class DrawWatch:
         if changed and self._inbox.num_moves == num_moves and self._once.acquire(blocking=False):
             self._note(_warning(changed))
 
-    def __repr__(self) -> str:
-        return f"<DrawWatch{' that has warned' if self._once.locked() else ''}>"
-
 
 def _warning(names: list[str]) -> str:
     return (
@@ -152,8 +149,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
 
     plan: Plan
     """The plan that the workers start with. Known after `start`, as the next one."""
-    explainer: Explainer
-    """The words for the workers."""
 
     def __init__(
         self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, note: Callable[[str], None]
@@ -165,6 +160,8 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         super().__init__(leaves_stalled_out=False)
         self._spec = spec
         self._options = options
+        self.explainer = Explainer(options, spec.plan.rank)
+        """The words for the workers."""
         self.max_free = options.limits.max_ready_per_worker
         """Slots that a worker keeps while no batch is in them."""
         self._metrics = metrics
@@ -188,7 +185,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         num_workers = self._options.num_workers
         num_samples = length_of(self._dataset, self._spec.options.torch)
         self.plan = Plan.of(num_samples, self._spec.plan)
-        self.explainer = Explainer(self._options, self.plan, Definitions(), 0.0)
+        self.explainer.begin(self.plan, Definitions(), 0.0)
         self._datasets = {0: self._dataset, **{serial: self._another_dataset() for serial in range(1, num_workers)}}
         if not self._open(num_workers):
             raise LoaderClosed("the loader was closed while it started")
@@ -213,7 +210,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
     def builder_of(self, worker: ThreadWorker) -> LocalBuilder:
         """Return a builder that leaves the random generators alone. On the worker's thread: it may build a dataset."""
         spec = replace(self._spec, options=replace(self._spec.options, rng=Rng.NONE))
-        who = f"worker {worker.worker_id} of {self._options.num_workers} (rank {spec.plan.rank}, a thread)"
         return LocalBuilder(
             worker.serial,
             self._datasets.pop(worker.serial) if worker.serial in self._datasets else self._late_dataset(),
@@ -221,8 +217,8 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             spec,
             batch_decoder=self._options.batch_decoder,
             metrics=self._metrics,
-            who=who,
-            describe=self.explainer.batch,
+            who=self.explainer.who(worker),
+            describe=self.explainer.describe,
             store=worker.slots,
             identity=TorchThread(worker.worker_id),
         )
@@ -275,9 +271,8 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         if (worker := self._workers.get(stall.worker)) is None:  # another thread has closed the loader
             return explainer.no_worker_error(stall)
         return WorkerStalled(
-            f"{explainer.who(worker)} {explainer.stall(stall, worker)}, longer than "
-            f"timeout={self._options.timeout_s:g} s. A thread can't be killed, so it stays until the dataset's code "
-            f"returns. With worker_type='process', it could be killed{attached(traces=worker.stack())}"
+            f"{explainer.who(worker)} {explainer.hang(stall, worker)}. A thread can't be killed, so it stays until the "
+            f"dataset's code returns. With worker_type='process', it could be killed{attached(traces=worker.stack())}"
         )
 
     def notice_of(self, about: messages.WorkerLost | Stall | messages.TemplateLost) -> str:
@@ -291,7 +286,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
 
     def describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
         """Return which worker it is, and at which task."""
-        at_work = "" if task is None else f", at {self.explainer.batch(task.work)},"
+        at_work = "" if task is None else f", at {self.explainer.describe(task.work)},"
         return f"{self.explainer.who(worker)}{at_work}"
 
     def close(self) -> list[Any]:

@@ -13,7 +13,7 @@ from swift_loader.executors.calls import CallExecutor
 from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.processes import make_fleet
-from swift_loader.executors.wording import Terms, Wording
+from swift_loader.executors.wording import Explainer
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
@@ -22,7 +22,7 @@ from swift_loader.pipeline.functions import JOBS, Submitted, kind_of
 from swift_loader.pipeline.nodes import Node, Unbatch
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.stage import Gives, ItemWork, Marker, Opening, Passes, Stage
-from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import Work
@@ -37,59 +37,44 @@ if TYPE_CHECKING:
 
 # What errors and warnings about the workers of a stage say: the stage, the item, and the options of a pipeline.
 
-_TERMS = Terms(
-    worker="process",
-    workers="processes",
-    unit="item",
-    units="items",
-    a_unit="an item",
-    a_result="a result",
-    do="work on",
-    doing="working on",
-    suspect="it",
-    code="stage's function",
-    saving="a lower concurrency or smaller items",
-    build="it loads the stage's function",
-    starting="loading the stage's function",
-    first_start="loading the stage's function",
-)
-
 _CAUSED = "\nThe above exception was the direct cause"
 """How Python introduces an exception that was raised from another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageWording(Wording):
-    """The words of one stage."""
+class StageExplainer(Explainer):
+    """The sentences about the worker processes of one stage."""
 
-    stage: str
-    terms = _TERMS
+    unit, units = "item", "items"
+    code = "stage's function"
+    build = "it loads the stage's function"
+    restarts = ""
+    """No option says the number."""
+    if_it_hangs = ""
 
-    def who(self, worker_id: int, num_workers: int, rank: int, place: str) -> str:  # noqa: ARG002
+    def __init__(self, options: DeliveryOptions, stage: str) -> None:
+        super().__init__(options)
+        self._stage = stage
+
+    def who(self, worker: Any) -> str:
         """Return the process's number, the stage and the process id."""
-        return f"process {worker_id} of {num_workers} of stage {self.stage!r} ({place})"
+        return f"process {worker.worker_id} of {self.options.num_workers} of stage {self._stage!r} ({worker.place})"
 
-    def work(self, work: Work, plan: Plan) -> str:  # noqa: ARG002
+    def describe(self, work: Work) -> str:
         """Return the item's number."""
         return item_of(work)
 
-    def sample(self, work: Work, plan: Plan, position: int | None) -> str:  # noqa: ARG002
+    def sample(self, work: Work, position: int | None) -> str:  # noqa: ARG002
         """Return nothing: a task is one item."""
         return ""
 
-    def failure(self, failure: Failure, who: str, definitions: Definitions, unit: str) -> Exception:
+    def rebuilt(self, failure: Failure, who: str, definitions: Definitions, unit: str = "") -> Exception:
         """Return it with process, stage and item in its cause."""
-        where = f"at {unit}" if unit else "as it started"
-        context = f"In {who}, {where}:"
+        context = f"In {who}, {f'at {unit}' if unit else 'as it started'}:"
         error = in_stage_words(rebuild_with(failure, context, definitions))
         if isinstance(error, EncodeError):  # the loader's words are at the end of the traceback
             of_user, _, ours = failure.traceback.partition(_CAUSED)
             error.__cause__ = RemoteTraceback(f"{context}\n\n{of_user}" if ours else context)
         return error
-
-    def restarts(self, max_restarts: int) -> str:
-        """Return the number: no option says it."""
-        return str(max_restarts)
 
 
 def item_of(work: Work) -> str:
@@ -165,7 +150,7 @@ def process_executor(
         max_on_device=1,
         pin_memory=False,
     )
-    starter = make_fleet(WorkerSpec(options, plan), delivery, StageWording(stage))
+    starter = make_fleet(WorkerSpec(options, plan), delivery, StageExplainer(delivery, stage))
     return WorkerExecutor(starter, Metrics(enabled=False), logger.debug)
 
 

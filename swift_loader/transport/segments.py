@@ -144,9 +144,6 @@ class Segment:
         if self.before_unmapping is None or self.before_unmapping():
             self._unmap()
 
-    def __repr__(self) -> str:
-        return f"<Segment of {self.nbytes} bytes>"
-
 
 class PrivateSlots(RecycledSlots[Segment]):
     """Slots in this process's own memory."""
@@ -330,9 +327,6 @@ class CounterWriter:
             self.samples.append(None)
         self.samples.clear()
         return address
-
-    def __repr__(self) -> str:
-        return f"<CounterWriter {self.words[NUM_BEGUN]} begun, {self.words[NUM_LEFT_OUT]} left out>"
 
 
 def read_word(pid: int, address: int) -> int | None:

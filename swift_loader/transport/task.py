@@ -45,9 +45,6 @@ class IndexArray:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __repr__(self) -> str:
-        return f"<IndexArray of {len(self)}>"
-
 
 MAX_SLOTS_PER_TASK = 1024
 """Maximum number of released slots that one task names; the others go into the next task."""

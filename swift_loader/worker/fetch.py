@@ -409,6 +409,3 @@ class KeyedSamples(Samples):
             except Exception as error:
                 raise BuildError(FailureStage.SAVE) from error
         return Fetched(fetched, (), len(listed))
-
-    def __repr__(self) -> str:
-        return f"<KeyedSamples, {self._num_batches} batches>"

@@ -51,14 +51,12 @@ class TaskChannel(Protocol):
 
     def send(self, message: bytes) -> None:
         """Send a message."""
-        ...
 
     def receive(self, *, wait: bool = True) -> Received | None:
         """Return the next message; None at the end of the stream.
 
         Raises `BlockingIOError` if `wait` is False and there is no message.
         """
-        ...
 
 
 class AnnouncedSlots(RecycledSlots[Segment]):

@@ -59,9 +59,6 @@ class SourceStamps:
         """Return whether one of these files isn't what it was."""
         return any(_stamp_of(file) != stamp for file, stamp in self._stamps.items())
 
-    def __repr__(self) -> str:
-        return f"<SourceStamps of {len(self._stamps)} files>"
-
 
 def _stamp_of(file: str) -> _Stamp | None:
     try:

@@ -48,11 +48,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is. Pickled with the loader's state, so plain values are best."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
-        ...
 
 
 def is_stateful(thing: Any) -> bool:
@@ -304,6 +302,3 @@ class StreamSamples(Samples):
         to_skip = self._wanted.num_to_skip if isinstance(self._wanted, RankSamples) else 0
         has_ended = iterator is None and self._begin is None
         return Snapshot(self._num_batches, has_ended, of_iterator, of_dataset, worker_id, to_skip)
-
-    def __repr__(self) -> str:
-        return f"<StreamSamples{' ended' if self._iterator is None else ''} at turn {self.turn}>"

@@ -235,9 +235,6 @@ class TorchWorker:
         finally:
             worker._worker_info = self._info  # noqa: SLF001
 
-    def __repr__(self) -> str:
-        return f"<TorchWorker {self.worker_id} of {self._mode.num_workers}>"
-
 
 def _seed_torch(seed: int) -> None:
     """Do what `torch.manual_seed` does. For accelerators that aren't there, it reads the source of each frame: 3 ms."""

@@ -52,7 +52,7 @@ def test_a_ledger_that_forgets_what_a_dead_worker_had_is_caught(
         return num_lost
 
     monkeypatch.setattr(Ledger, "remove_worker", remove_worker)
-    with pytest.raises(WorkerStalled, match="no worker is ready to build"):
+    with pytest.raises(WorkerStalled, match="no worker is ready for"):
         run_case(Case(seed=1, workers=2, in_order=in_order, num_kills=10, timeout_s=3.0))
 
 

@@ -80,7 +80,7 @@ def test_an_exception_of_a_process_names_stage_and_item() -> None:
 def test_a_process_that_dies_twice_at_an_item_names_stage_and_item() -> None:
     with pytest.warns(SwiftLoaderWarning, match="of stage 'decode'(.|\n)*item 3. It is replaced [(]1 of 3 in a row"):
         error = error_of(decode_in_processes(exits_at_three), WorkerDied)
-    for part in ("exited with code 7", "working on item 3", "The item has ended two processes", "stage's function"):
+    for part in ("exited with code 7", "it was at item 3", "The item has ended two workers", "stage's function"):
         assert part in str(error)
 
 

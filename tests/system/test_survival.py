@@ -175,7 +175,7 @@ def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: 
         with pytest.raises(WorkerDied, match="exited with code 7") as caught:
             list(loader)
     if start_method != "spawn":
-        assert "3 workers in a row with this id have ended without a batch (worker_restarts=2)" in str(caught.value)
+        assert "3 workers in a row with this id have ended without a result (worker_restarts=2)" in str(caught.value)
         assert (tmp_path / "deaths").read_text() == "xx"
 
 

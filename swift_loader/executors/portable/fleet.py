@@ -14,7 +14,6 @@ from swift_loader.executors.handle import Handle
 from swift_loader.executors.portable.inbox import PipeInbox
 from swift_loader.executors.portable.interpreter import Interpreter, InterpreterLaunch, Payload
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.wording import died
 from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Identity, Received
@@ -92,8 +91,7 @@ class InterpreterFleet(Fleet):
         self.check_open()
         if received is None:
             death = self._death_of(worker)
-            terms = self.wording.terms
-            raise died(who, death.exit_code, terms.build, stderr=death.stderr, terms=terms)
+            raise self.explainer.died(who, death.exit_code, self.explainer.build, stderr=death.stderr)
         build_s = time.monotonic() - self._began_s
         return _FirstBuild(self.length_in(received.data, who), build_s, received)
 

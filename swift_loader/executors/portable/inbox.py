@@ -103,6 +103,3 @@ class PipeInbox(WorkerInbox):
             self.is_closed = True
             self._clapper.close()
             self._bell.close()
-
-    def __repr__(self) -> str:
-        return f"<PipeInbox of {len(self._workers)} workers>"

@@ -264,6 +264,3 @@ class Interpreter:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self.names.unlink_from(self._num_slots)
-
-    def __repr__(self) -> str:
-        return f"<Interpreter pid {self.pid}{', ended' * self.has_ended}>"

@@ -15,7 +15,7 @@ from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.starter import Starter
 from swift_loader.executors.process.template import WorkerProcess
-from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.segments import Segment
@@ -26,8 +26,8 @@ from swift_loader.worker.spec import WorkerSpec
 class TemplateFleet(Fleet):
     """Its starter's thread starts all processes. It lives as long as they do: the kernel kills them when it ends."""
 
-    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> None:
-        super().__init__(spec, options, wording)
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer) -> None:
+        super().__init__(spec, options, explainer)
         self.starter = Starter(self)
         self.lock = self.starter.lock
         self._building: Answer[float] | None = None

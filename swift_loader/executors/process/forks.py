@@ -35,7 +35,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Close it. Takes no lock."""
-        ...
 
 
 class Forks:

@@ -93,6 +93,3 @@ class EpollInbox(WorkerInbox):
         if self._bell >= 0:
             bell, self._bell = self._bell, -1  # before it is closed, see `Holder`
             os.close(bell)
-
-    def __repr__(self) -> str:
-        return f"<EpollInbox of {len(set(self._workers.values()))} workers>"

@@ -107,9 +107,6 @@ class LeaseBook:
         num_bytes, num_wasted = sum(lease.nbytes for lease in kept), sum(lease.num_wasted for lease in kept)
         return len(kept) >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
 
-    def __repr__(self) -> str:
-        return f"<LeaseBook {len(self._held)} slots in use, {len(self._ended)} to give back>"
-
 
 def _take(slots: deque[int], at_most: int) -> list[int]:
     taken: list[int] = []
@@ -213,6 +210,3 @@ class WorkerMemory:
         """Return all segments and forget them. Batches that the user keeps stay valid."""
         segments, self._segments = list(self._segments.values()), {}
         return segments
-
-    def __repr__(self) -> str:
-        return f"<WorkerMemory of {len(self._segments)} segments, {self._leases!r}>"

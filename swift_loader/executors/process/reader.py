@@ -84,9 +84,6 @@ class DatasetCheck:
                         f"one. {_MUST_NOT_CHANGE}{_SAMPLE_HINT}{_OFF}"
                     )
 
-    def __repr__(self) -> str:
-        return f"<DatasetCheck of {'nothing' if self._first is None else f'{self._first.num_samples} samples'}>"
-
 
 # Messages -------------------------------------------------------------------------------------------------------------
 

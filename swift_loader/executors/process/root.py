@@ -293,11 +293,6 @@ class Root(LoopThread):
             self.unwatch(process.pidfd, process.fileno(), process.diagnostics.fileno())
         self.end()
 
-    def __repr__(self) -> str:
-        return (
-            f"<Root {self._state.value}, {len(self._templates)} templates{'' if self.refusal is None else ', refused'}>"
-        )
-
 
 class Roots:
     """The current root, and former ones that still have templates. Thread-safe."""
@@ -397,9 +392,6 @@ class Roots:
         for former in [former for former in self._former if not former.is_open]:
             self._former.remove(former)
             former.close()
-
-    def __repr__(self) -> str:
-        return f"<Roots {self._current!r}, {len(self._former)} former>"
 
 
 def _are_on() -> bool:

@@ -20,7 +20,7 @@ from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.root import ROOTS, BlankTemplate
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
-from swift_loader.executors.wording import attached, died
+from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel, explaining_limits
@@ -328,7 +328,7 @@ class Starter(LoopThread):
                 raise self._hang(template, "the template process", f"didn't answer within {ANSWER_LIMIT_S:g} s")
         if isinstance(template.answer, Failure):
             who = f"the template process (pid {template.pid})"
-            raise self._fleet.wording.failure(template.answer, who, self._fleet.definitions, "")
+            raise self._fleet.explainer.rebuilt(template.answer, who, self._fleet.definitions)
         return template.answer
 
     def _check_fork(self, process: TemplateProcess | WorkerProcess, who: str) -> None:
@@ -343,17 +343,16 @@ class Starter(LoopThread):
         return ForkHangs(_HANGS.format(f"{who} (pid {process.pid})", how, instead, stacks))
 
     def _death_of(self, template: TemplateProcess) -> WorkerDied:
-        diagnostics, terms = template.diagnostics, self._fleet.wording.terms
-        reason = f"{terms.build} and starts the {terms.workers}"
+        diagnostics, explainer = template.diagnostics, self._fleet.explainer
+        reason = f"{explainer.build} and starts the workers"
         if self.forks_trainer:
             reason = _NO_SECOND_FORK + (_ADVICE_LIKE_TORCH if self._is_torch else _ADVICE)
-        return died(
+        return explainer.died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
             template.reason or reason,
             traces=diagnostics.last_traces(),
             stderr=diagnostics.last_lines(),
-            terms=terms,
         )
 
     # Replacing templates ----------------------------------------------------------------------------------------------
@@ -542,9 +541,6 @@ class Starter(LoopThread):
         """Tell the scheduler, once errors aren't raised by `wait_built` or `run` any more."""
         if not self.is_closed and self._fleet.is_running:
             self._fleet.post(ExecutorFailed(error))
-
-    def __repr__(self) -> str:
-        return f"<Starter {self._state.value}, {len(self.templates)} templates>"
 
 
 def _write_payload(spec: WorkerSpec) -> tuple[PayloadLayout, int, Definitions]:

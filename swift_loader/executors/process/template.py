@@ -299,6 +299,3 @@ class TemplateProcess(ServerProcess):
             raise ProtocolError(
                 f"a template sent an unexpected message: {frame.kind.name} with {len(descriptors)} descriptors"
             )
-
-    def __repr__(self) -> str:
-        return f"<TemplateProcess pid {self.pid}{', gone' if self.is_gone else ''}, {len(self._workers)} workers>"

@@ -107,9 +107,6 @@ class ForkedChild:
             os.close(pidfd)
         return os.waitstatus_to_exitcode(status)
 
-    def __repr__(self) -> str:
-        return f"<ForkedChild pid {self.pid}, exit code {self.returncode}>"
-
 
 # A template that is a fork of the trainer: it has the dataset already, whatever that holds.
 #

@@ -250,9 +250,6 @@ class Actor:
                 self._calls.clear()
                 self._actor = self._end = self._introduction = None
 
-    def __repr__(self) -> str:
-        return f"<Actor, {self.describe()}>"
-
 
 class ActorHandle(Handle):
     """A worker that is an actor."""

@@ -188,9 +188,6 @@ class Connection:
                 with _kept_signal_handlers():
                     ray.shutdown()
 
-    def __repr__(self) -> str:
-        return f"<Connection {'open' if self.ray is not None else 'closed'}{', ours' * self._is_ours}>"
-
 
 def describe_room(num_nodes: int, total: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Return what a cluster has and what of it is free, in words."""

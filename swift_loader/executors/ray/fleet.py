@@ -26,7 +26,7 @@ from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by_ray
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
-from swift_loader.executors.wording import LOADER_WORDING, Wording, died
+from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
@@ -73,11 +73,9 @@ class ActorInbox(_Inbox):
 class ActorFleet(Fleet):
     """The actors of one loader."""
 
-    def __init__(
-        self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, wording: Wording = LOADER_WORDING
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, explainer: Explainer) -> None:
         """Connect and start nothing."""
-        super().__init__(spec, options, wording)
+        super().__init__(spec, options, explainer)
         self.num_started = FIRST_SERIAL
         self._wanted = executor
         self._connection = Connection(executor.address)
@@ -249,8 +247,8 @@ class ActorFleet(Fleet):
         for worker, answer in lost:
             worker.process.note_loss(answer.error)
             if worker.process.has_crashed or self._num_begun > self.options.max_restarts:
-                terms = self.wording.terms
-                raise died(_who(worker), None, f"{terms.build}{told_by_ray(answer.error)}", terms=terms)
+                consequence = f"{self.explainer.build}{told_by_ray(answer.error)}"
+                raise self.explainer.died(_who(worker), None, consequence)
         for worker, _ in lost:
             self.release(worker)
             self.start_worker(worker.worker_id)
@@ -421,7 +419,7 @@ class MixedFleet(Fleet):
 
     def __init__(self, local: Fleet, remote: ActorFleet) -> None:
         """Own two fleets."""
-        super().__init__(local.spec, remote.options, local.wording)
+        super().__init__(local.spec, remote.options, local.explainer)
         self.local = local
         self.remote = remote
         self.datasets = remote.datasets = local.datasets

@@ -100,9 +100,6 @@ class ArrivalStore:
             self._writable = _writable_store_at(begin) or self._writable
         return self._writable[0] <= begin < end <= self._writable[1]
 
-    def __repr__(self) -> str:
-        return f"<ArrivalStore, {self._viewed} bytes viewed, {self.slots!r}>"
-
 
 def _writable_store_at(address: int) -> tuple[int, int] | None:
     """Return the range of the object store's mapping that contains this address; None if it can't be written.
@@ -159,6 +156,3 @@ class ActorMemory(WorkerMemory):
         """Return none, and forget what has arrived."""
         self._arrived = None
         return []
-
-    def __repr__(self) -> str:
-        return f"<ActorMemory of {self._store!r}>"
