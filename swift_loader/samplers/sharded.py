@@ -31,6 +31,7 @@ from torch.utils.data import DistributedSampler
 
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
+from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
@@ -39,16 +40,6 @@ from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.worker.seeding import preserved_generators, seed_generators
 
 _Item = TypeVar("_Item")
-
-
-class _Cut(NamedTuple):
-    """One batch of this rank, and the positions around it, in samples over all ranks."""
-
-    indices: list[int]
-    before: int
-    after: int
-    is_last: bool
-    """Whether no rank has another one."""
 
 
 class _PlannedSampler(ResumableSampler[_Item]):
@@ -124,18 +115,15 @@ class _PlannedSampler(ResumableSampler[_Item]):
     def _plan(self) -> Plan:
         return Plan.of(self._num_samples, replace(self._settings, order=self._run.order))
 
-    def _cuts(self, this: Pass) -> Iterator[_Cut]:
-        """Yield the batches of a pass. Call `this.advance` for each."""
+    def _cuts(self, this: Pass) -> Iterator[tuple[list[int], int]]:
+        """Yield the batches of a pass, and the position after each, over all ranks. Advance the pass for each."""
         plan = self._plan()
-        settings, step = plan.settings.resumed_at(Position(this.epoch, this.position))
+        settings, first_step = plan.settings.resumed_at(Position(this.epoch, this.position))
         plan = replace(plan, settings=settings)
-        reader, num_batches, before = PlanReader(plan), plan.num_batches(this.epoch), this.position
-        while step < num_batches:
+        reader = PlanReader(plan)
+        for step in range(first_step, plan.num_batches(this.epoch)):
             after = plan.position_after(this.epoch, step).num_samples
-            indices = reader.batch(this.epoch, step).indices.tolist()
-            step += 1
-            yield _Cut(indices, before, after, after == self._num_samples)
-            before = after
+            yield reader.batch(this.epoch, step).indices.tolist(), after
 
 
 class ShuffleBatchSampler(_PlannedSampler[list[int]]):
@@ -147,9 +135,9 @@ class ShuffleBatchSampler(_PlannedSampler[list[int]]):
         return self._settings.batch_size
 
     def _rest(self, this: Pass) -> Iterator[list[int]]:
-        for cut in self._cuts(this):
-            this.advance(cut.after, at_end=cut.is_last)
-            yield cut.indices
+        for indices, after in self._cuts(this):
+            this.advance(after, at_end=after == self._num_samples)
+            yield indices
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch."""
@@ -163,13 +151,12 @@ class ShuffleSampler(_PlannedSampler[int]):
     """
 
     def _rest(self, this: Pass) -> Iterator[int]:
-        for cut in self._cuts(this):
-            *others, last = cut.indices
-            for number, index in enumerate(others, 1):
+        for (*others, last), after in self._cuts(this):
+            for index in others:
                 if self.num_replicas == 1:  # else the other ranks' samples of this step lie between: it counts whole
-                    this.advance(cut.before + number, at_end=False)
+                    this.advance(this.position + 1, at_end=False)
                 yield index
-            this.advance(cut.after, at_end=cut.is_last)
+            this.advance(after, at_end=after == self._num_samples)
             yield last
 
     def __len__(self) -> int:
@@ -226,27 +213,19 @@ def distributed(
         TypeError: An argument has the wrong type.
         ValueError: An argument is out of its range, the sampler is split already, or the ranks have no common seed.
     """
-    return ShardedSampler(sampler, num_replicas, rank, drop_last=drop_last, seed=seed)
+    ranks = ranks_of(num_replicas, rank)
+    _check_inner(sampler, ranks.world_size)
+    uneven = Uneven.DROP if check_flag("drop_last", drop_last) else Uneven.PAD
+    return ShardedSampler(sampler, ranks, uneven, seed)
 
 
 class ShardedSampler(ResumableSampler[_Item]):
     """What `distributed` returns. Use it where the sampler that it splits would be used."""
 
-    def __init__(
-        self,
-        inner: Iterable[_Item],
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        *,
-        drop_last: bool = False,
-        seed: int | None = None,
-    ) -> None:
-        """Begin with epoch 0. Arguments and errors are those of `distributed`."""
-        ranks = ranks_of(num_replicas, rank)
-        _check_inner(inner, ranks.world_size)
+    def __init__(self, inner: Iterable[_Item], ranks: Ranks, uneven: Uneven, seed: int | None) -> None:
+        """Begin with epoch 0."""
         self.inner = inner
         self.batch_size = getattr(inner, "batch_size", None)
-        uneven = Uneven.DROP if check_flag("drop_last", drop_last) else Uneven.PAD
         self._shard = Shard(ranks.rank, ranks.world_size, uneven)
         super().__init__(ranks, seed)
         self._name = "distributed"
