@@ -22,6 +22,11 @@ _MAY_DIFFER = (_CLOCK, _INDEX, _PROCESS, _STORE)
 
 _LENGTH = "len(dataset)"
 
+_NO_SEED = (
+    "but no seed was given, and this process can't get one from the others (torch.distributed isn't initialised, or "
+    "has another world size)"
+)
+
 
 class SameData(NamedTuple):
     """The ranks that share batches: at least two that need the same data."""
@@ -99,10 +104,7 @@ def agree_on_seed(ranks: Ranks, seed: int) -> int:
         return seed
     answers = _exchange(ranks, {_CLOCK: seed})
     if answers is None:
-        raise ValueError(
-            f"there are {ranks.world_size} ranks, but no seed was given, and this process can't get one from the "
-            f"others (torch.distributed isn't initialised, or has another world size). Give the same seed= to all"
-        )
+        raise ValueError(f"there are {ranks.world_size} ranks, {_NO_SEED}. Give the same seed= to all")
     return int(answers[0][_CLOCK])
 
 
@@ -116,9 +118,8 @@ def _refuse_own_seeds(run: Run, ranks: Ranks) -> None:
     if not run.order.shuffle:
         return
     problem = (
-        f"there are {ranks.world_size} consumers, but no seed was given, and this process can't get one from the "
-        f"others (torch.distributed isn't initialised, or has another world size). If each process makes its own "
-        f"loader, their orders differ. Give the same seed= to all"
+        f"there are {ranks.world_size} consumers, {_NO_SEED}. If each process makes its own loader, their orders "
+        f"differ. Give the same seed= to all"
     )
     if expected_ranks(None).world_size > 1:  # each process makes its own loader
         raise ValueError(problem)
@@ -140,9 +141,8 @@ def _join(ranks: Ranks, facts: Facts) -> Rendezvous | None:
     processes = everyone if ranks.processes is None else ranks.processes
     name = "" if len(processes) == len(everyone) else f"ranks {','.join(map(str, processes))}"
     process = distributed.get_rank()
-    return Rendezvous.join(
-        _default_store(distributed), process, processes, {**facts, _INDEX: ranks.rank, _PROCESS: process}, name
-    )
+    facts = {**facts, _INDEX: ranks.rank, _PROCESS: process}
+    return Rendezvous(_default_store(distributed), process, processes, facts, name)
 
 
 def _default_store(distributed: Any) -> Any:

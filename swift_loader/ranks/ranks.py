@@ -61,13 +61,14 @@ MODEL_DIMS = frozenset(
 """Names of dimensions whose ranks get the same data."""
 
 
-def place_in(mesh: Any, data_dims: Sequence[str] | None = None) -> Ranks:
+def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | None) -> Ranks:
     """Return the data-parallel coordinate of this rank: the data dimensions in the mesh's order, as one number.
 
     `mesh`: a `torch.distributed.device_mesh.DeviceMesh`, or what has its `mesh_dim_names`, `shape` and
     `get_coordinate()`. `data_dims`: names of the dimensions whose ranks get different data; None: known by their names.
-    Raises `TypeError` if it isn't a mesh or these aren't names, `ValueError` if a dimension is unknown or has no name,
-    or this rank isn't in the mesh.
+    `world_size`: the option `nb_consumer`, or None. Raises `TypeError` if it isn't a mesh or these aren't names,
+    `ValueError` if a dimension is unknown or has no name, this rank isn't in the mesh, or the mesh isn't one of
+    `nb_consumer` data-parallel ranks.
     """
     try:
         names, shape, coordinate = mesh.mesh_dim_names, tuple(mesh.shape), mesh.get_coordinate()
@@ -84,7 +85,14 @@ def place_in(mesh: Any, data_dims: Sequence[str] | None = None) -> Ranks:
     rank = 0
     for axis in chosen:
         rank = rank * int(shape[axis]) + int(coordinate[axis])
-    return Ranks(rank, math.prod(int(shape[axis]) for axis in chosen), "the mesh")
+    place = Ranks(rank, math.prod(int(shape[axis]) for axis in chosen), "the mesh")
+    if world_size not in (None, place.world_size):
+        raise ValueError(
+            f"nb_consumer={world_size}, but the mesh has {place.world_size} data-parallel ranks; leave nb_consumer out"
+        )
+    get_whole = getattr(mesh, "_get_root_mesh", None)  # private: before torch 2.8 it is elsewhere
+    job = None if get_whole is None else tuple(sorted(get_whole().mesh.flatten().tolist()))
+    return _with_processes(place, job)  # of the mesh that this one is a part of, if torch tells
 
 
 def _data_axes(names: tuple[str, ...] | None, num_axes: int, data_dims: Sequence[str] | None) -> list[int]:
@@ -146,22 +154,6 @@ class Ranks:
     processes: tuple[int, ...] | None = None
     """All ranks of torch.distributed that start the loader, if some of them have the same `rank` here and get the same
     data. None: each has its own."""
-
-
-def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | None) -> Ranks:
-    """Return the data-parallel rank in a device mesh. `mesh` and `data_dims`: as in `place_in`.
-
-    `world_size`: the option `nb_consumer`, or None. Raises as `place_in` does, and `ValueError` if the mesh isn't one
-    of `nb_consumer` data-parallel ranks.
-    """
-    place = place_in(mesh, data_dims)
-    if world_size not in (None, place.world_size):
-        raise ValueError(
-            f"nb_consumer={world_size}, but the mesh has {place.world_size} data-parallel ranks; leave nb_consumer out"
-        )
-    get_whole = getattr(mesh, "_get_root_mesh", None)  # private: before torch 2.8 it is elsewhere
-    job = None if get_whole is None else tuple(sorted(get_whole().mesh.flatten().tolist()))
-    return _with_processes(place, job)  # of the mesh that this one is a part of, if torch tells
 
 
 def ranks_of_job(rank: int, world_size: int) -> Ranks:

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -45,31 +44,21 @@ _GRACE_S = 5.0
 """torch logs a wait that times out. So the store's wait gets this much longer than ours, and we end it first."""
 
 
-@dataclass(frozen=True, slots=True)
 class Rendezvous:
     """One exchange of facts. All ranks must have the same number of them, in the same order."""
 
-    store: Any
-    number: int
-    process: int
-    """This rank, in torch.distributed."""
-    processes: Sequence[int]
-    """The ranks that exchange facts."""
-    prefix: str = _PREFIX
-
-    @classmethod
-    def join(cls, store: Any, process: int, processes: Sequence[int], facts: Facts, name: str = "") -> Rendezvous:
+    def __init__(self, store: Any, process: int, processes: Sequence[int], facts: Facts, name: str = "") -> None:
         """Publish the facts of this rank. Doesn't block.
 
-        `store`: of torch.distributed. `process`: this rank. `processes`: the ranks that exchange facts. `name`: of the
-        exchanges among these ranks. Those of other ranks need another one.
+        `store`: of torch.distributed. `process`: this rank, there. `processes`: the ranks that exchange facts. `name`:
+        of the exchanges among these ranks. Those of other ranks need another one.
         """
         prefix = f"{_PREFIX}/{name}" if name else _PREFIX
-        rendezvous = cls(store, int(store.add(f"{prefix}/process {process}", 1)), process, processes, prefix)
-        store.set(rendezvous._facts_key(process), json.dumps(facts))
-        if store.add(rendezvous._key("arrived"), 1) == len(processes):
-            store.set(rendezvous._key("wake"), "")
-        return rendezvous
+        self._store, self._process, self._processes = store, process, processes
+        self._prefix = f"{prefix}/{store.add(f'{prefix}/process {process}', 1)}"
+        store.set(self._key(process), json.dumps(facts))
+        if store.add(self._key("arrived"), 1) == len(processes):
+            store.set(self._key("wake"), "")
 
     def gather(self) -> list[Facts]:
         """Return the facts of all ranks, in the order of `processes`.
@@ -78,19 +67,19 @@ class Rendezvous:
         `RuntimeError` if a rank didn't come, or one stopped waiting.
         """
         self._wait()
-        if self.store.check([self._key("left")]):
-            process = int(self.store.get(self._key("left")))
+        if self._store.check([self._key("left")]):
+            process = int(self._store.get(self._key("left")))
             raise RuntimeError(
                 f"rank {process} stopped waiting before all ranks had started their loaders: see its own error. "
                 f"{ONLY_SOME}"
             )
-        return [json.loads(self.store.get(self._facts_key(process))) for process in self.processes]
+        return [json.loads(self._store.get(self._key(process))) for process in self._processes]
 
     def _wait(self) -> None:
         """Block until this rank is woken. After a while, warn the user of the missing ranks and the possible reason."""
-        if self.store.check([self._key("wake")]):
+        if self._store.check([self._key("wake")]):
             return
-        limit_s = self.store.timeout.total_seconds()
+        limit_s = self._store.timeout.total_seconds()
         patience_s = min(_PATIENCE_S, limit_s / 2)
         hint = f"all ranks must start theirs, in the same order. {ONLY_SOME}"
         with self._watch(limit_s) as woken:
@@ -116,8 +105,8 @@ class Rendezvous:
         except BaseException:
             stop.set()
             with suppress(RuntimeError):  # the store may be gone: what ended the wait says more
-                self.store.set(self._key("left"), str(self.process))
-                self.store.set(self._key("wake"), "")
+                self._store.set(self._key("left"), str(self._process))
+                self._store.set(self._key("wake"), "")
             raise
         finally:
             thread.join(_GRACE_S)
@@ -125,20 +114,15 @@ class Rendezvous:
     def _block(self, woken: Future[None], stop: threading.Event, limit_s: float) -> None:
         """Wait for the key that wakes all, and pass the result or the error to `woken`. Runs in a thread."""
         try:
-            connection, slice_s = self._connect(limit_s)
+            connection, slice_s = self._store, _SLICE_S
+            with suppress(AttributeError, RuntimeError):  # torch before 2.8, or a store written in Python
+                connection, slice_s = self._store.clone(), limit_s
             while not self._is_woken(connection, slice_s) and not stop.is_set():
                 pass  # a slice is over
         except BaseException as error:
             woken.set_exception(error)
         else:
             woken.set_result(None)
-
-    def _connect(self, limit_s: float) -> tuple[Any, float]:
-        """Return the store to wait on, and for how long at a time."""
-        try:
-            return self.store.clone(), limit_s
-        except (AttributeError, RuntimeError):  # torch before 2.8, or a store written in Python
-            return self.store, _SLICE_S
 
     def _is_woken(self, connection: Any, slice_s: float) -> bool:
         try:
@@ -149,14 +133,12 @@ class Rendezvous:
         return True
 
     def _problem(self) -> str:
-        missing = [process for process in self.processes if not self.store.check([self._facts_key(process)])]
+        missing = [process for process in self._processes if not self._store.check([self._key(process)])]
         return f"this rank has started its loader, but rank {', '.join(map(str, missing))} hasn't"
 
-    def _facts_key(self, process: int) -> str:
-        return self._key(str(process))
-
-    def _key(self, name: str) -> str:
-        return f"{self.prefix}/{self.number}/{name}"
+    def _key(self, name: str | int) -> str:
+        """Return a key of this exchange; a rank's number is that of its facts."""
+        return f"{self._prefix}/{name}"
 
 
 def _kept_store() -> str:

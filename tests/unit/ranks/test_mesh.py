@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.ranks.ranks import place_in
+from swift_loader.ranks.ranks import ranks_of_mesh
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Mesh:
 
 
 def place(names: tuple[str, ...] | None, shape: tuple[int, ...], coordinate: tuple[int, ...], **more: Any) -> Any:
-    found = place_in(Mesh(names, shape, coordinate), **more)
+    found = ranks_of_mesh(Mesh(names, shape, coordinate), more.get("data_dims"), None)
     return found.rank, found.world_size
 
 
@@ -79,4 +79,4 @@ def test_each_coordinate_stands_for_equally_many_ranks() -> None:
 )
 def test_a_mesh_that_does_not_tell_is_refused(mesh: Any, data_dims: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        place_in(mesh, data_dims)
+        ranks_of_mesh(mesh, data_dims, None)

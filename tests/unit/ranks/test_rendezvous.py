@@ -42,7 +42,7 @@ def stores_are_warm() -> None:
 
 
 def join(store: Any, process: int) -> Rendezvous:
-    return Rendezvous.join(store, process, range(2), {"process": process})
+    return Rendezvous(store, process, range(2), {"process": process})
 
 
 @pytest.mark.parametrize("kind", [lambda store: store, OldStore], ids=["with clone", "without"])
