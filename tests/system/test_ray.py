@@ -522,7 +522,8 @@ print(ray.is_initialized())
 """
 
 SHUTDOWN = """
-import ray, sys
+import faulthandler, ray, sys
+faulthandler.dump_traceback_later(110)  # to see where it hangs
 from swift_loader import DataLoader, RayExecutor, SwiftLoader, WorkerDied
 
 ray.init(configure_logging=False, log_to_driver=False)
@@ -577,7 +578,7 @@ def test_the_actors_of_a_killed_trainer_end(cluster: SmallCluster, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["swift", "torch"])
 def test_a_shutdown_of_ray_ends_the_loop_and_connects_nothing(kind: str, cluster: SmallCluster, tmp_path: Path) -> None:
-    out, errors = start_script(cluster, tmp_path, kind, code=SHUTDOWN).communicate(timeout=60)
+    out, errors = start_script(cluster, tmp_path, kind, code=SHUTDOWN).communicate(timeout=120)
     assert out == 2 * "True False\n", errors
 
 
