@@ -29,7 +29,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from operator import attrgetter, itemgetter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -40,35 +40,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class BatchMemory(Protocol):
-    """Allocates the arrays and tensors of a batch."""
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
-        """Return an uninitialised C-contiguous array."""
-        ...
-
-    def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype, /) -> torch.Tensor:
-        """Return an uninitialised contiguous tensor."""
-        ...
-
-
-class SendMemory(BatchMemory, Protocol):
-    """Memory of a batch that is sent."""
-
-    used: int
-    """How many bytes are allocated."""
-
-    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> NDArray[Any]:
-        """Return an uninitialised C-contiguous array that arrives as a tensor."""
-        ...
-
-    def rewind(self, used: int, /) -> None:
-        """Forget what was allocated since so many bytes were."""
-        ...
-
-
-class HeapMemory:
-    """A `BatchMemory` on the heap, for calling `default_collate` outside a loader."""
+class BatchMemory:
+    """Allocates the arrays and tensors of a batch. This one does so on the heap: no batch is sent."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
         """Return an uninitialised C-contiguous array."""
@@ -79,6 +52,21 @@ class HeapMemory:
         import torch
 
         return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+class SendMemory(BatchMemory):
+    """Memory of a batch that is sent."""
+
+    used = 0
+    """How many bytes are allocated."""
+
+    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> NDArray[Any]:
+        """Return an uninitialised C-contiguous array that arrives as a tensor."""
+        raise NotImplementedError
+
+    def rewind(self, used: int, /) -> None:
+        """Forget what was allocated since so many bytes were."""
+        raise NotImplementedError
 
 
 Collate = Callable[[Any, BatchMemory], Any]
@@ -246,7 +234,7 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
     torch = sys.modules.get("torch")
     has_tensor = torch is not None and _has_tensor(samples[0], torch)
     try:
-        return _collate(samples, memory or HeapMemory(), torch if has_tensor else None)
+        return _collate(samples, memory or BatchMemory(), torch if has_tensor else None)
     except _MismatchError as mismatch:
         raise ValueError(
             f"sample{mismatch.path}: {mismatch.text}. All samples of a batch must have the same structure and shapes; "
@@ -456,7 +444,7 @@ def _arrays_as_torch(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mappi
     is_tensors_own = getattr(tensors, "func", None) is _tensors_as_torch  # else tensors are the user's to collate
     if is_tensors_own and ARRAY_TYPES.issuperset(map(type, batch)) and _suit_torch(batch) and _is_default_cpu():
         dtype: Any = _torch_dtype(batch[0].dtype)
-        collated = (_memory.get() or HeapMemory()).empty_tensor((len(batch), *batch[0].shape), dtype)
+        collated = (_memory.get() or BatchMemory()).empty_tensor((len(batch), *batch[0].shape), dtype)
         if _write_as_torch(collated.numpy(), batch):
             return collated
     return own(batch, collate_fn_map=collate_fn_map)

@@ -261,7 +261,7 @@ class Dispatcher:
                     self.act()
                     if self._phase is _Phase.BROKEN and self.error is not None:
                         return Delivery(error=self.error)
-                if not metrics.passes.is_running:
+                if not metrics.is_in_pass:
                     metrics.note_asked(entered_ns)
                 receivers = self._receivers or self._open_receivers()
                 self._phase = _Phase.TAKING

@@ -45,7 +45,7 @@ class Observer:
 
     def tell(self, loader: Any) -> str:
         """Say what would help, if the loop waited in the epoch that it has met the end of. Return what was said."""
-        is_due = self._teller.is_due(self.metrics.passes.elapsed_s)
+        is_due = self._teller.is_due(self.metrics.elapsed_s)
         return self._teller.tell(self.observations(loader)) if is_due else ""
 
     def tune(self, loader: Any) -> int | None:

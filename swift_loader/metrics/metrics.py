@@ -36,8 +36,16 @@ def _clock_offset_ns() -> int:
     return 0 if clocks[0] == clocks[1] else time.perf_counter_ns() - time.monotonic_ns()
 
 
+_NS_PER_READING = 1_000_000
+"""CPU time is read at most so often, because that is a system call of half a microsecond."""
+
+
 class Metrics:
-    """What is measured of a loader. Thread-safe, apart from what the loop's thread calls."""
+    """What is measured of a loader. Thread-safe, apart from what the loop's thread calls.
+
+    A pass begins with its first `next`. It ends with its last one: the `next` that met the end, or else the last that
+    gave a batch. What the process does between two passes, such as validation, doesn't count.
+    """
 
     STAGES = ("fetch", "collate", "encode", "decode", "wait")
     """In the worker: fetch the samples, collate them, copy what isn't in the slot yet. In the trainer: make views of
@@ -50,7 +58,20 @@ class Metrics:
         self._process = ProcessOwner()
         self._clock_offset_ns = _clock_offset_ns()
         self._timeline = Timeline()
-        self.passes = PassClock()
+        self.is_in_pass = False
+        """Whether a pass has begun and not ended. The loop's thread sets it, and the next six."""
+        self._num_passes = 0
+        """How many passes have begun."""
+        self._last_ns = 0
+        """The end of the pass's last `next`; before that, when it began."""
+        self._elapsed_ns = 0
+        """How long all passes have lasted."""
+        self._cpu_ns = 0
+        """CPU time of the process in them, over all threads. Up to 1 ms of each pass may be missing."""
+        self._cpu_last_ns = 0
+        """The CPU time that was read last."""
+        self._read_again_ns = 0
+        """When the CPU time is read next."""
         self._slowest = Slowest()
         self._stages = {name: Histogram() for name in self.STAGES}
         self._num_counted = 0
@@ -102,8 +123,12 @@ class Metrics:
 
     def note_asked(self, asked_ns: int) -> None:
         """Record that the loop asks for a batch. The first time, a pass begins."""
-        if self._enabled and not self.passes.is_running:
-            self.passes.begin(asked_ns)
+        if self._enabled and not self.is_in_pass:
+            self._last_ns = asked_ns
+            self._cpu_last_ns = time.process_time_ns()
+            self._read_again_ns = asked_ns + _NS_PER_READING
+            self._num_passes += 1
+            self.is_in_pass = True
 
     def note_delivery(self, arrival: Arrival | None, asked_ns: int, delivered_ns: int, num_ready: int) -> int:
         """Record what the loop got, and how many batches were ready when it asked. Return a number for `note_copy`.
@@ -112,11 +137,14 @@ class Metrics:
         """
         if not self._enabled:
             return NOT_NOTED
-        self.passes.note_next(delivered_ns)
+        self._elapsed_ns += delivered_ns - self._last_ns
+        self._last_ns = delivered_ns
+        if delivered_ns >= self._read_again_ns:
+            self._read_cpu(delivered_ns)
         if arrival is None:
             self._waited_in_vain_ns += delivered_ns - asked_ns
             return NOT_NOTED
-        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready, self.passes.number)
+        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready, self._num_passes)
         if number - self._num_counted >= _MAX_PUT_ASIDE:
             self._count()
         return number
@@ -137,11 +165,24 @@ class Metrics:
 
     def end_pass(self, now_ns: int | None = None) -> None:
         """Record that the loop met the end of its pass. None: it has left it, some time after its last `next`."""
-        self.passes.end(now_ns)
+        if self.is_in_pass and now_ns is not None:
+            self._elapsed_ns += now_ns - self._last_ns
+            self._read_cpu(now_ns)
+        self.is_in_pass = False
         if len(self._built) >= _MAX_PUT_ASIDE:  # most of them were dropped
             self._count()
 
+    def _read_cpu(self, now_ns: int) -> None:
+        before_ns, self._cpu_last_ns = self._cpu_last_ns, time.process_time_ns()
+        self._cpu_ns += max(0, self._cpu_last_ns - before_ns)  # in a fork, the clock began again
+        self._read_again_ns = now_ns + _NS_PER_READING
+
     # Any thread
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long all passes have lasted."""
+        return self._elapsed_ns / 1e9
 
     def note_restart(self) -> None:
         """Count a process that was replaced."""
@@ -187,9 +228,9 @@ class Metrics:
             slowest=slowest,
             num_delivered=waits.count + len(uncounted),
             num_samples=self._num_samples + int(uncounted["num_samples"].sum()),
-            elapsed_s=self.passes.elapsed_s,
+            elapsed_s=self.elapsed_s,
             waited_s=(waited_ns + self._waited_in_vain_ns) / 1e9,
-            trainer_cpu_s=self.passes.cpu_s,
+            trainer_cpu_s=self._cpu_ns / 1e9,
             num_restarts=self._num_restarts,
         )
 
@@ -211,71 +252,6 @@ class Metrics:
             self._num_built += num_built
             self._num_samples_built += sum(self._built[:num_built])
             del self._built[:num_built]
-
-
-_NS_PER_READING = 1_000_000
-"""CPU time is read at most so often, because that is a system call of half a microsecond."""
-
-
-class PassClock:
-    """Measures how long passes last, and the CPU time of the process in them.
-
-    A pass begins with its first `next`. It ends with its last one: the `next` that met the end, or else the last that
-    gave a batch. What the process does between two passes, such as validation, doesn't count.
-
-    The loop's thread uses it. Any thread may read.
-    """
-
-    def __init__(self) -> None:
-        self.is_running = False
-        """Whether a pass has begun and not ended."""
-        self.number = 0
-        """How many passes have begun."""
-        self._last_ns = 0
-        """The end of the pass's last `next`; before that, when it began."""
-        self._cpu_last_ns = 0
-        """The CPU time that was read last."""
-        self._read_again_ns = 0
-        """When the CPU time is read next."""
-        self._elapsed_ns = 0
-        self._cpu_ns = 0
-
-    def begin(self, now_ns: int) -> None:
-        """Begin a pass. There must be none."""
-        self._last_ns = now_ns
-        self._cpu_last_ns = time.process_time_ns()
-        self._read_again_ns = now_ns + _NS_PER_READING
-        self.is_running = True
-        self.number += 1
-
-    def note_next(self, now_ns: int) -> None:
-        """Record the end of a `next` of the pass."""
-        self._elapsed_ns += now_ns - self._last_ns
-        self._last_ns = now_ns
-        if now_ns >= self._read_again_ns:
-            self._read_cpu(now_ns)
-
-    def end(self, now_ns: int | None = None) -> None:
-        """End the pass, if there is one. None: it ended with its last `next`."""
-        if self.is_running and now_ns is not None:
-            self._elapsed_ns += now_ns - self._last_ns
-            self._read_cpu(now_ns)
-        self.is_running = False
-
-    @property
-    def elapsed_s(self) -> float:
-        """How long all passes have lasted."""
-        return self._elapsed_ns / 1e9
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time of the process in them, over all threads. Up to 1 ms of each pass may be missing."""
-        return self._cpu_ns / 1e9
-
-    def _read_cpu(self, now_ns: int) -> None:
-        before_ns, self._cpu_last_ns = self._cpu_last_ns, time.process_time_ns()
-        self._cpu_ns += max(0, self._cpu_last_ns - before_ns)  # in a fork, the clock began again
-        self._read_again_ns = now_ns + _NS_PER_READING
 
 
 CAPACITY = 4096

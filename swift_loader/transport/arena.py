@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from swift_loader.batch.collate import SendMemory
 from swift_loader.transport.failpoints import Failpoint, failpoint
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _numpys(dtype: torch.dtype, ndim: int) -> np.dtype[Any] | None:
 _GAP = np.zeros(ALIGNMENT, np.uint8)
 
 
-class Arena:
+class Arena(SendMemory):
     """Allocates blocks of `(capacity,) uint8`, and remembers them."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.batch.collate import BatchMemory, HeapMemory, default_collate
+from swift_loader.batch.collate import BatchMemory, default_collate
 from swift_loader.device.move import to_device
 from swift_loader.worker.seeding import seeded_by
 
@@ -39,7 +39,7 @@ def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> t
 
     if not samples:
         raise ValueError("a batch of no samples can't be collated; pass at least one")
-    memory = memory or HeapMemory()
+    memory = memory or BatchMemory()
     images, num_splits = _split_images(samples)
     arrays: list[NDArray[np.uint8]] = []
     for index, image in enumerate(images):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.batch.collate import BatchMemory, HeapMemory, default_collate
+from swift_loader.batch.collate import BatchMemory, default_collate
 from swift_loader.transport.arena import Arena
 
 
@@ -15,7 +15,7 @@ def arena() -> Arena:
     return Arena(np.empty(1 << 16, np.uint8))
 
 
-MEMORIES: list[Callable[[], BatchMemory]] = [HeapMemory, arena, lambda: Arena(np.empty(0, np.uint8))]
+MEMORIES: list[Callable[[], BatchMemory]] = [BatchMemory, arena, lambda: Arena(np.empty(0, np.uint8))]
 
 
 def collated(samples: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 
 from swift_loader import DataLoader
-from swift_loader.metrics.metrics import PassClock
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.report.report import Bound, Report
 from tests.support import datasets
 from tests.support.helpers import exhaustive, make_loader
@@ -38,7 +38,7 @@ def logged() -> Iterator[list[str]]:
 @pytest.fixture
 def _long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each run count as one of a minute, after which advice is due."""
-    monkeypatch.setattr(PassClock, "elapsed_s", property(lambda clock: 60.0))
+    monkeypatch.setattr(Metrics, "elapsed_s", property(lambda metrics: 60.0))
 
 
 def check_data_bound(report: Report, num_workers: int) -> None:

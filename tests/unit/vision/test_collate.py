@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils.data import default_collate as torch_collate
 
-from swift_loader.batch.collate import HeapMemory
+from swift_loader.batch.collate import BatchMemory
 from swift_loader.vision import fast_collate, tensor_collate
 from tests.support.helpers import run_script
 from tests.unit.vision.conftest import assert_same
 
 
-class NotingMemory(HeapMemory):
+class NotingMemory(BatchMemory):
     """Knows which tensors were made there."""
 
     def __init__(self) -> None:
