@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, StreamEpoch, Votes
-from swift_loader.dataloader.indices import epoch_of, seed_pipe
+from swift_loader.dataloader.indices import epoch_of
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import LoaderIterator
 from swift_loader.dataloader.options import (
@@ -151,6 +151,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 messages.
             TypeError: An argument has the wrong type.
         """
+        if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+            raise TypeError(
+                f"dataset is a DataPipe, a {type(dataset).__name__}, which this loader can't shuffle and share out as "
+                f"torch's does; give a Dataset or an IterableDataset, or use torch.utils.data.DataLoader for it"
+            )
         others = {"multiprocessing_context": multiprocessing_context}
         self.seed = self._order_seed = None if seed is None else check_integer("seed", seed, 0)
         if seed is not None and generator is None:
@@ -357,7 +362,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             base_seed = resume.draws.base_seed
         draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed)
         if workers is None or not workers.close.alive:
-            seed_pipe(self.dataset, draws.pipe_seed)
             workers = self._start(shard, draws.base_seed)
         if self.persistent_workers:
             self._workers = workers

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from swift_loader.dataloader.indices import SamplerSource, SamplerState, draw_pipe_seed, epoch_of
+from swift_loader.dataloader.indices import SamplerSource, SamplerState, epoch_of
 from swift_loader.dataloader.state import DrawsState, as_torch, pack_bytes, pack_states, unpack_states
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
@@ -74,8 +74,6 @@ class Draws:
         self._iterator: Iterator[Any] = iter(())
         self.num_drawn = 0
         self.epoch = epoch
-        self.pipe_seed: int | None = None
-        """The seed of a DataPipe's shuffles; None for other datasets."""
         self._state_at_begin: SamplerState | None = None
         """Of a sampler with a state, when the epoch began."""
         self._draws_seed = base_seed is None
@@ -99,7 +97,6 @@ class Draws:
             self._generator.manual_seed(derive_key(self._seed, Purpose.GENERATOR.value, self.epoch))
         self._own_at_begin = self._pack_own()
         before = states_of(_GENERATORS) if self._source.may_draw else None
-        self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
         self._iterator = self._source.iterate()
         self._state_at_begin = self._source.state_of_sampler()
         if before is not None:
@@ -107,16 +104,11 @@ class Draws:
         if self._draws_seed:
             self.base_seed = self._draw_base_seed()
         if self._begins_twice:
-            self._iterator = self._begin_again()
+            self._iterator = self._source.iterate()  # as torch: a sampler may draw when it is iterated
         if self._seed is not None:
             self._state_at_first = self._generator.get_state()
         if before is not None:
             self._untold = before, states_of(_GENERATORS)
-
-    def _begin_again(self, state: DrawsState | None = None) -> Iterator[Any]:
-        """Do what torch does once more when it has started workers. A sampler may draw when it is iterated."""
-        draw_pipe_seed(self._dataset, self._generator)  # for nothing: the workers have the first one
-        return self._source.iterate() if state is None else self._source.iterate(state.sampler_state)
 
     def _draw_base_seed(self) -> int:
         return int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
@@ -146,12 +138,11 @@ class Draws:
         num_again = state.num_drawn if counts else 0
         first = _NOTHING
         with _applied(self._used), self._source.at_epochs(state.sampler_epochs if num_again else None):
-            self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
             iterator = self._source.iterate(state.sampler_state, state.sampler_epochs)
             if state.draws_seed and (self._generator is not None or "torch" in self._used):
                 self._draw_base_seed()  # else nobody draws from its generator again
             if state.begins_twice:
-                iterator = self._begin_again(state)
+                iterator = self._source.iterate(state.sampler_state)
             for _ in range(num_again):
                 next(iterator, None)
             if counts and (state.is_begun or draws_first):  # as samplers of torch draw a seed for the first index

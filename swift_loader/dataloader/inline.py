@@ -17,7 +17,6 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epoch import Epoch
-from swift_loader.dataloader.indices import seed_pipe, shard_pipe
 from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
@@ -75,8 +74,6 @@ class InlineEpoch(Epoch):
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
         self._batches: bool = loader._auto_collation  # noqa: SLF001
         """False: each sample is a batch of its own."""
-        seed_pipe(given, self._draws.pipe_seed)
-        shard_pipe(given)
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
         self._shared: StreamSamples | None = None

@@ -16,12 +16,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.tree import search
 from swift_loader.checks import check_choice, check_flag, checked
-from swift_loader.dataloader.indices import is_pipe
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.ray_executor import check_executor
@@ -106,10 +104,6 @@ def _check_threads(loader: DataLoader[Any]) -> None:
     its share. Threads share the global generators, so a stream that the loader shares out would differ, too.
     """
     instead = "worker_type='process'"
-    if is_pipe(loader.dataset):
-        raise ValueError(
-            f"worker_type='thread' doesn't work with a DataPipe, which is shared out to processes; give {instead}"
-        )
     if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
         raise ValueError(
             f"num_workers={loader.num_workers} doesn't work with worker_type='thread' and an IterableDataset because "
@@ -223,11 +217,6 @@ def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) ->
         raise ValueError(  # noqa: TRY004 - torch's type for arguments that don't go together
             f"shard_stream={shard_stream!r} is for an IterableDataset; the samples of a "
             f"{type(dataset).__name__} are shared out by its sampler, see swift_loader.distributed"
-        )
-    if isinstance(dataset, torch.utils.data.IterDataPipe):
-        raise ValueError(  # noqa: TRY004
-            f"shard_stream={shard_stream!r} isn't for a DataPipe, which shares itself out at its sharding_filter(); "
-            f"leave shard_stream out"
         )
 
 

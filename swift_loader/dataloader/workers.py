@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
-from swift_loader.dataloader.indices import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
@@ -154,7 +153,7 @@ def start_workers(
     forks = not uses_threads and delivery.executor is None and can_fork()
     mode = TorchMode(
         num_workers=loader.num_workers,
-        worker_init_fn=init_of_workers(loader),
+        worker_init_fn=loader.worker_init_fn,
         is_stream=isinstance(loader.dataset, IterableDataset),
         auto_collation=loader._auto_collation,  # noqa: SLF001
         batch_size=loader.batch_size or 1,
@@ -289,7 +288,7 @@ class LoaderWorkers:
         """Become as many as the loader has now. False: an epoch needs new ones, since each has its own dataset."""
         dataset, is_resized = loader.dataset, self._delivery.num_workers != loader.num_workers
         has_own = isinstance(dataset, IterableDataset) or (self._delivery.uses_threads and needs_copies(dataset))
-        if is_seeded_pipe(dataset) or (is_resized and has_own):  # the seed of a pipe's epoch comes with the dataset
+        if is_resized and has_own:
             return False
         if is_resized:
             self.resize(loader.num_workers)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.distributed import DistributedSampler
 
 from swift_loader import DataLoader, SwiftLoader
@@ -53,23 +52,6 @@ def test_a_loader_is_freed_with_its_last_reference(num_steps: int, shuffle: bool
     is_freed = weakref.ref(loader)
     del loader, iterator
     assert is_freed() is None
-
-
-def test_a_shuffled_datapipe_resumes_in_its_order() -> None:
-    def make() -> Any:
-        return DataLoader(IterableWrapper(range(20)).shuffle(buffer_size=20), batch_size=3, collate_fn=list)
-
-    torch.manual_seed(3)
-    loader = make()
-    iterator = iter(loader)
-    seen = [next(iterator) for _ in range(2)]
-    state = loader.state_dict()
-    rest = list(iterator)
-    assert sorted(number for batch in seen + rest for number in batch) == list(range(20))
-    torch.manual_seed(4)
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert list(resumed) == rest
 
 
 def sampler_at(epoch: int) -> DistributedSampler[int]:

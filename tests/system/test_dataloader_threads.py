@@ -248,13 +248,9 @@ def test_a_worker_init_fn_of_a_framework_only_seeds_and_is_left_out() -> None:
     assert len(list(threaded(Varied(), worker_init_fn=init))) == 11
 
 
-def test_rng_by_worker_and_pipes_are_refused() -> None:
-    from torch.utils.data.datapipes.iter import IterableWrapper
-
+def test_rng_by_worker_is_refused() -> None:
     with pytest.raises(ValueError, match="rng='worker' doesn't work with worker_type='thread'"):
         threaded(Varied(), rng="worker")
-    with pytest.raises(ValueError, match="doesn't work with a DataPipe"):
-        threaded(IterableWrapper(range(5)), num_workers=1)
 
 
 def test_without_workers_it_has_no_effect() -> None:

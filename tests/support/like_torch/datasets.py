@@ -19,8 +19,6 @@ from torch.utils.data import (
     TensorDataset,
     get_worker_info,
 )
-from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.datapipes.map import SequenceWrapper
 
 
 class Point(NamedTuple):
@@ -179,7 +177,6 @@ MAPS: Mapping[str, Callable[[int], Any]] = {
     "worker's": Numbers,
     "list": lambda num_samples: [10 * index for index in range(num_samples)],
     "dictionary": lambda num_samples: {index: str(index) for index in range(num_samples)},
-    "map pipe": lambda num_samples: SequenceWrapper(range(num_samples)).map(SAMPLES["floating"]),
     "letters": lambda num_samples: {chr(97 + index): index for index in range(num_samples)},
 }
 
@@ -277,7 +274,5 @@ STREAMS: Mapping[str, Callable[[int], Any]] = {
     "broken": samples("broken_value", Stream),
     "broken generator": samples("broken_own", Generated),
     "drawn": samples("drawn", Stream),
-    "pipe": lambda num_samples: IterableWrapper(range(num_samples)),
-    "shuffled pipe": lambda num_samples: IterableWrapper(range(num_samples)).shuffle(buffer_size=9).sharding_filter(),
     "chain": lambda num_samples: ChainDataset([Stream(num_samples), Stream(2)]),
 }

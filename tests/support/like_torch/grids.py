@@ -120,18 +120,14 @@ def _is_determined(cell: Cell) -> bool:
     """
     if cell["prefetch_factor"] is None and cell.get("order", "default") not in FIXED:
         return False
-    if "pipe" in cell["dataset"] and cell["persistent_workers"]:
-        return False  # torch seeds the shuffles of workers that stay; here there are new workers, with a base seed
     in_order = bool(cell["in_order"]) or cell["num_workers"] == 1
     return bool(cell["loop"] != "broken" or (in_order and cell["dataset"] != "single"))
 
 
 def threads() -> list[Cell]:
     """Return those cells with workers that worker threads can do: no shards, and no functions for processes."""
-    maps = [cell for cell in worker_maps() if cell["dataset"] != "map pipe"]
-    told = [cell for cell in worker_streams() if cell["num_workers"] == 1 and cell["dataset"] != "sharded"]
-    streams = [cell for cell in told if "pipe" not in cell["dataset"]]
-    return [cell for cell in (*maps, *streams) if cell["init"] == "none"]
+    streams = [cell for cell in worker_streams() if cell["num_workers"] == 1 and cell["dataset"] != "sharded"]
+    return [cell for cell in (*worker_maps(), *streams) if cell["init"] == "none"]
 
 
 def worker_failures() -> list[Cell]:
