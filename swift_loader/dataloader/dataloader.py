@@ -371,13 +371,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
         """Start workers with a base seed, as the loader is now."""
-        given = self, shard, self._pool, base_seed, self._observer.metrics
         is_first = self._latest is None
         try:
-            return start_workers(*given, is_first=is_first, why_no_fork=self._why_no_fork)
+            return start_workers(self, shard, self._pool, base_seed, is_first=is_first)
         except ForkHangs as error:
             self._leave_forks(error)
-        return start_workers(*given, is_first=is_first, why_no_fork=self._why_no_fork)
+        return start_workers(self, shard, self._pool, base_seed, is_first=is_first)
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""

@@ -16,27 +16,34 @@ from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
-from swift_loader.executors.processes import ProcessView
+from swift_loader.executors.processes import ProcessView, processes_of
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 from swift_loader.scheduler.delivery import Delivery, LeaseState
-from swift_loader.scheduler.work import IndexQueue, IndexWork, StreamRounds, StreamWork
+from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
 
 
 class Epoch:
-    """Where the batches of an epoch come from."""
+    """Where the batches of an epoch come from: from workers, if it has them."""
 
     is_whole = True
     """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
     is_over = False
     """Whether the loop has met the end."""
-    workers: LoaderWorkers | None = None
-    """Those that serve it now."""
     votes: Votes | None = None
     """If the epoch is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
 
-    def __init__(self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None) -> None:
-        """Begin an epoch, or continue one. `resume`: a position in it, or the end of the one before."""
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        draws: Draws,
+        resume: LoaderPosition | None,
+        workers: LoaderWorkers | None = None,
+    ) -> None:
+        """Begin an epoch, or continue one. `resume`: a position in it, or the end of the one before.
+
+        `workers` are used until `close`, or until nobody refers to the epoch any more.
+        """
         self._num_workers: int = loader.num_workers
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
@@ -46,6 +53,12 @@ class Epoch:
         self._num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
         self._num_votes = 0
         self._mismatch: RankMismatch | None = None
+        self.workers = workers
+        """Those that serve it now."""
+        self._end_processes = None if workers is None else workers.close
+        self._fleet = None if workers is None else workers.fleet
+        self._num_taken = 0
+        """How many batches were taken from the workers."""
 
     @property
     def number(self) -> int:
@@ -63,11 +76,47 @@ class Epoch:
         Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like. With
         `votes`, it blocks until all ranks ask for theirs.
         """
-        return self._next() if self.votes is None else self._next_of_all(self.votes)
+        return self.take() if self.votes is None else self._next_of_all(self.votes)
 
-    def _next(self) -> Delivery:
+    def take(self) -> Delivery:
         """Return the next batch, whatever the other ranks have."""
+        self._get_ready()
+        if (workers := self.workers) is None:  # of a loader with persistent workers, and the next epoch has begun
+            raise StopIteration
+        delivery = workers.next()
+        if delivery.error is None and delivery.num_before == self._num_taken:  # nearly always
+            self._num_taken += 1
+        else:
+            delivery = self._checked(delivery, workers)
+        self.is_whole = False
+        self._note(delivery)
+        if delivery.error is not None or delivery.is_end:
+            self.is_whole = True
+            if delivery.is_end:
+                self.end()
+            raise delivery.error or StopIteration
+        self._num_yielded += 1
+        if delivery.lease is not None:
+            delivery.lease.state = LeaseState.KEPT
+        return delivery
+
+    def _get_ready(self) -> None:
+        """Do what comes before a batch is taken. Raises `StopIteration` if there is none."""
         raise NotImplementedError
+
+    def _note(self, delivery: Delivery) -> None:
+        """Count what the workers gave."""
+        raise NotImplementedError
+
+    def _checked(self, delivery: Delivery, workers: LoaderWorkers) -> Delivery:
+        """Return what the workers gave, in the user's words. Raises if an interrupt has lost a batch before it."""
+        if delivery.error is not None:
+            delivery = workers.explained(delivery)
+        if delivery.num_before is not None:  # it is of a batch, or the end
+            if delivery.num_before != self._num_taken:
+                raise lost_batch()
+            self._num_taken += 1
+        return delivery
 
     def _next_of_all(self, votes: Votes) -> Delivery:
         if self.is_over:
@@ -76,7 +125,7 @@ class Epoch:
             raise self._mismatch
         delivery, error = Delivery(is_end=True), None
         try:
-            delivery = self._next()
+            delivery = self.take()
         except StopIteration:
             pass
         except Exception as raised:
@@ -88,8 +137,8 @@ class Epoch:
             raise
         self._num_votes += 1
         if not all_have:
-            self.end()
             self.is_whole = True  # this rank's batch isn't lost: all end here
+            self.end()
             raise StopIteration
         if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
             raise WorkerDied(str(error)) from error
@@ -99,7 +148,10 @@ class Epoch:
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
-        raise NotImplementedError
+        self.is_over = True
+        if self.workers is not None:
+            self.workers.end_pass()
+        self.close()
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
@@ -113,59 +165,22 @@ class Epoch:
 
     def processes(self) -> list[ProcessView]:
         """Return the worker processes by id, also after the epoch."""
-        return []
-
-    def shut_down(self) -> None:
-        """End the workers. There are no more batches. Idempotent."""
-
-    def close(self) -> None:
-        """Let go of the workers. There are no more batches. Idempotent."""
-
-
-class _WorkerEpoch(Epoch):
-    """What epochs have in common whose batches are built by workers."""
-
-    def __init__(
-        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, resume: LoaderPosition | None
-    ) -> None:
-        """Use the workers until `close`, or until nobody refers to the epoch any more."""
-        super().__init__(loader, draws, resume)
-        self.workers = workers
-        self.processes = workers.processes  # type: ignore[method-assign] # it doesn't refer to the workers
-        self._end_processes = workers.close
-        self._num_taken = 0
-        """How many batches were taken from the workers."""
-
-    def _check(self, delivery: Delivery, workers: LoaderWorkers) -> Delivery:
-        """Return what the workers gave, in the user's words. Raises if an interrupt has lost a batch before it."""
-        if delivery.error is not None:
-            delivery = workers.explained(delivery)
-        if delivery.num_before is not None:  # it is of a batch, or the end
-            if delivery.num_before != self._num_taken:
-                raise lost_batch()
-            self._num_taken += 1
-        return delivery
-
-    def end(self) -> None:
-        """Take the epoch as over. Idempotent."""
-        self.is_over = True
-        if self.workers is not None:
-            self.workers.end_pass()
-        self.close()
+        return processes_of(self._fleet)
 
     def shut_down(self) -> None:
         """End the workers. There are no more batches. Idempotent."""
         self.workers = None
-        run_finalizer(self._end_processes)
+        if self._end_processes is not None:
+            run_finalizer(self._end_processes)
 
     def close(self) -> None:
         """Let go of the workers, which end if they don't serve other epochs. There are no more batches. Idempotent."""
         workers, self.workers = self.workers, None
         if workers is not None and not workers.may_stay:
-            run_finalizer(self._end_processes)
+            self.shut_down()
 
 
-class IndexEpoch(_WorkerEpoch):
+class IndexEpoch(Epoch):
     """One epoch of a sampler's batches."""
 
     def __init__(
@@ -177,7 +192,7 @@ class IndexEpoch(_WorkerEpoch):
         carried: dict[int, bytes] | None = None,
     ) -> None:
         """Begin to build ahead of the loop. `carried`: see `Shards`."""
-        super().__init__(loader, draws, workers, resume)
+        super().__init__(loader, draws, resume, workers)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.limits.max_in_flight
         self._max_noticed = min(self._max_ahead, loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH))
@@ -196,10 +211,24 @@ class IndexEpoch(_WorkerEpoch):
         self._shards = Shards(loader, resume, carried)
         self._busy: set[int] = set()
         """The workers that got work."""
-        self._draw_ahead()
-        workers.begin(self._queue, draws.base_seed, self._shards.resume())
+        self._draw_ahead(0)
+        workers.begin(self._queue, draws.base_seed, self._shards.resume)
 
-    def _draw_ahead(self, num_taken: int = 0) -> None:
+    next = Epoch.take
+    """No rank waits for the others: each knows how many batches its sampler gives."""
+
+    def _get_ready(self) -> None:
+        self.is_whole = False
+        self._draw_ahead(1)  # before the loop takes a batch, because it is sent then
+        self.is_whole = True  # an interrupt of the wait loses nothing
+        if self._num_in_flight == 0:
+            if self._sampler_error is not None:
+                error, self._sampler_error = self._sampler_error, None
+                raise error
+            self.end()
+            raise StopIteration
+
+    def _draw_ahead(self, num_taken: int) -> None:
         """Draw until as many batches are in flight as may be. `num_taken` of them are about to be taken."""
         while not self._has_drawn_all:
             is_early = self._draws.num_drawn < self._num_early
@@ -237,45 +266,17 @@ class IndexEpoch(_WorkerEpoch):
                 workers.resize(num_workers)
             self._max_ahead = workers.limits.max_in_flight
 
-    def next(self) -> Delivery:  # no rank waits for the others: each knows how many batches its sampler gives
-        """Return the next batch. See `Epoch`."""
-        self.is_whole = False
-        self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
-        if self._num_in_flight == 0:
-            self.is_whole = True
-            if self._sampler_error is not None:
-                error, self._sampler_error = self._sampler_error, None
-                raise error
-            self.end()
-            raise StopIteration
-        self.is_whole = True  # an interrupt of the wait loses nothing
-        if (workers := self.workers) is None:  # of a loader with persistent workers, and the next epoch has begun
-            raise StopIteration
-        delivery = workers.next()
-        if delivery.error is None and delivery.num_before == self._num_taken:  # nearly always
-            self._num_taken += 1
-        else:
-            delivery = self._check(delivery, workers)
-        self.is_whole = False
-        if isinstance(delivery.work, IndexWork):
-            self._note(delivery.work.step)
-            self._shards.note(delivery)
-        if delivery.error is not None:
-            self.is_whole = True
-            raise delivery.error
-        self._num_yielded += 1
-        if delivery.lease is not None:
-            delivery.lease.state = LeaseState.KEPT
-        return delivery
-
-    def _note(self, step: int) -> None:
-        """Count a step that is behind the loop."""
+    def _note(self, delivery: Delivery) -> None:
+        if delivery.work is None:
+            return
         self._num_in_flight -= 1
-        self._done_ahead.add(step)
+        self._done_ahead.add(delivery.work.step)
         while self._num_done in self._done_ahead and self._num_done in self._states:
             self._done_ahead.remove(self._num_done)
             self._state_at_done = self._states.pop(self._num_done)
             self._num_done += 1
+        if delivery.snapshot is not None:
+            self._shards.note(delivery)
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
@@ -283,7 +284,7 @@ class IndexEpoch(_WorkerEpoch):
         return self._at(self._num_done, self._state_at_done, ahead=ahead, workers=workers)
 
 
-class StreamEpoch(_WorkerEpoch):
+class StreamEpoch(Epoch):
     """One epoch of a stream's shards."""
 
     def __init__(
@@ -298,7 +299,7 @@ class StreamEpoch(_WorkerEpoch):
 
         `copies` gets the batches, and warns if all workers give the same; None: nobody need look.
         """
-        super().__init__(loader, draws, workers, resume)
+        super().__init__(loader, draws, resume, workers)
         self._copies, shard = copies, workers.shard
         self._num_sharing = 0 if shard is None else shard.world_size
         self._last_worker, first_batches = -1, None
@@ -316,33 +317,26 @@ class StreamEpoch(_WorkerEpoch):
             last_worker=self._last_worker,
             first_batches=first_batches,
         )
-        workers.begin(self._rounds, self._draws.base_seed, self._shards.resume())
+        workers.begin(self._rounds, self._draws.base_seed, self._shards.resume)
 
-    def _next(self) -> Delivery:
+    def _get_ready(self) -> None:
         if self._copies is not None:
             self._copies.warn()
         if self.is_over:
             raise StopIteration
-        if (workers := self.workers) is None:
-            raise StopIteration
-        delivery = self._check(workers.next(), workers)
-        self.is_whole = delivery.is_end
+
+    def _note(self, delivery: Delivery) -> None:
         if self._copies is not None:
             self._copies.note(delivery)
-        if delivery.is_end:
-            self.end()
-            if self._copies is not None:
-                self._copies.warn()
-            raise StopIteration
         if isinstance(delivery.work, StreamWork):
             self._shards.note(delivery)
             self._last_worker = delivery.work.worker_id
-        if delivery.error is not None:
-            self.is_whole = True
-            raise delivery.error
-        self._num_yielded += 1
-        delivery.keep()
-        return delivery
+
+    def end(self) -> None:
+        """Take the epoch as over. Idempotent."""
+        super().end()
+        if self._copies is not None:
+            self._copies.warn()
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""

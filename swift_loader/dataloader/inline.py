@@ -80,14 +80,12 @@ class InlineEpoch(Epoch):
         if shard is not None:
             shards, seed = SharedShards(1, resume, is_persistent=False), self._draws.base_seed
             (self._num_fetched,) = shards.next_batches
-            cut: Any = {
-                "auto_collation": self._batches,
-                "batch_size": loader.batch_size or 1,
-                "drop_last": loader.drop_last,
-            }
-            mode = TorchMode(num_workers=1, worker_init_fn=None, is_stream=True, snapshot_every=0, shard=shard, **cut)
+            size, drop_last = loader.batch_size or 1, loader.drop_last
+            mode = TorchMode(
+                1, is_stream=True, auto_collation=self._batches, batch_size=size, drop_last=drop_last, shard=shard
+            )
             self._shared = StreamSamples(given, mode, seed, None)
-            self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume() or {}).get(0), 0)
+            self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
         else:
             kind = loader._dataset_kind  # noqa: SLF001
             self._fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
@@ -134,7 +132,7 @@ class InlineEpoch(Epoch):
                 self._shared.seeding.needs_rebuild()  # leave the batch
         raise error
 
-    def _next(self) -> Delivery:
+    def take(self) -> Delivery:
         """Return the next batch. An interrupt comes out of the user's code, as with torch."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
@@ -183,7 +181,7 @@ class InlineEpoch(Epoch):
         if self._unused is not None:
             return self._unused
         if self._shared is not None:
-            return replace(WorkerSnapshot.of_shared(self._shared.snapshot()), next_batch=self._shared.turn)
+            return replace(WorkerSnapshot.of(self._shared.snapshot()), next_batch=self._shared.turn)
         iterator = self._fetcher.dataset_iter
         return WorkerSnapshot(
             dataset.state_dict() if has_exact_state(dataset) and iterator is not dataset else None,

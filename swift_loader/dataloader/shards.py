@@ -14,7 +14,7 @@ from swift_loader.errors import warn
 from swift_loader.interrupts import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import StreamRounds, StreamWork
-from swift_loader.worker.torch_worker import Resume, Snapshot
+from swift_loader.worker.torch_worker import Snapshot
 
 
 class Shards:
@@ -27,45 +27,28 @@ class Shards:
 
         `carried`: where persistent workers continue that got nothing since an earlier epoch was resumed, see `carry`.
         """
-        self._carried = carried
-        saved = () if resume is None else resume.workers[: loader.num_workers]
-        missing = loader.num_workers - len(saved)
-        self._is_resumed = resume is not None
-        self._is_persistent = loader.persistent_workers
-        self._begins_epoch = resume is None or resume.draws.is_over
-        self._snapshots = [*saved, *(WorkerSnapshot() for _ in range(missing))]
+        saved = [] if resume is None else list(resume.workers[: loader.num_workers])
+        saved += [WorkerSnapshot()] * (loader.num_workers - len(saved))
+        self.resume = carried
+        """Where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
+        self._carried = carried or {}
+        if resume is not None and loader.persistent_workers:
+            self._carried = {number: one.resume(anew=True) for number, one in enumerate(saved) if one.has_state}
+        if resume is not None and (loader.persistent_workers or not resume.draws.is_over):
+            self.resume = {number: one.resume(anew=resume.draws.is_over) for number, one in enumerate(saved)}
+        begins = resume is None or resume.draws.is_over
+        self._begun = [WorkerSnapshot()] * loader.num_workers if begins else saved
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came. Unpacked when somebody asks."""
-        begun = [WorkerSnapshot() if self._begins_epoch else one for one in self._snapshots]
-        self._num_since = [one.num_since for one in begun]
-        self._num_batches = [one.num_batches for one in begun]
-        self._num_before = tuple(self._num_batches)
-
-    def resume(self) -> dict[int, bytes] | None:
-        """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
-        if not self._is_resumed or (self._begins_epoch and not self._is_persistent):
-            return self._carried
-        return {
-            number: self._resume_of(one, begins_anew=self._begins_epoch).pack()
-            for number, one in enumerate(self._snapshots)
-        }
-
-    def _resume_of(self, saved: WorkerSnapshot, *, begins_anew: bool) -> Resume:
-        if not saved.has_state:
-            return Resume(None, 0 if begins_anew else saved.num_batches)
-        num_batches = saved.num_batches - saved.num_since
-        snapshot = Snapshot(num_batches, saved.has_ended and not begins_anew, saved.iterator_state, saved.dataset_state)
-        return Resume(snapshot.pack(), 0 if begins_anew else saved.num_since, begins_anew=begins_anew)
+        self._num_since = [one.num_since for one in self._begun]
+        self._num_batches = [one.num_batches for one in self._begun]
 
     def carry(self, busy: set[int]) -> dict[int, bytes] | None:
         """Return where the workers that got nothing in this epoch begin the next one, if they stay. None: afresh.
 
         They are told where to continue with their first task, and a resumed epoch may have none left for them.
         """
-        if not self._is_resumed or not self._is_persistent:
-            return {number: one for number, one in (self._carried or {}).items() if number not in busy} or None
-        idle = {number: one for number, one in enumerate(self._snapshots) if number not in busy and one.has_state}
-        return {number: self._resume_of(one, begins_anew=True).pack() for number, one in idle.items()} or None
+        return {number: one for number, one in self._carried.items() if number not in busy} or None
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""
@@ -82,16 +65,15 @@ class Shards:
 
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:
         """Return what is known of each worker. `rounds`, of a stream, know where shards end."""
-        ends = [None if rounds is None else rounds.end_of(number) for number in range(len(self._snapshots))]
-        return tuple(self._snapshot(number, end) for number, end in enumerate(ends))
+        return tuple(self._snapshot(number, rounds) for number in range(len(self._begun)))
 
-    def _snapshot(self, number: int, end: int | None) -> WorkerSnapshot:
-        saved = WorkerSnapshot() if self._begins_epoch else self._snapshots[number]
+    def _snapshot(self, number: int, rounds: StreamRounds | None) -> WorkerSnapshot:
+        saved = begun = self._begun[number]
         num_batches = self._num_batches[number]
         if number in self._states:
-            taken = Snapshot.unpack(self._states[number])
-            saved = WorkerSnapshot(taken.dataset, taken.iterator, taken.has_ended)
-        is_over = saved.is_over or (end is not None and num_batches - self._num_before[number] == end)
+            saved = WorkerSnapshot.of(Snapshot.unpack(self._states[number]))
+        end = None if rounds is None else rounds.end_of(number)
+        is_over = saved.is_over or (end is not None and num_batches - begun.num_batches == end)
         return replace(saved, num_since=self._num_since[number], num_batches=num_batches, is_over=is_over)
 
 
@@ -104,8 +86,6 @@ class SharedShards:
     def __init__(self, num_workers: int, resume: LoaderPosition | None, *, is_persistent: bool) -> None:
         """Begin with fresh datasets, or where `resume` says."""
         self._resumed = None if resume is None or resume.draws.is_over else resume
-        self._over = resume if resume is not None and resume.draws.is_over and is_persistent else None
-        """The end of an epoch, from which datasets may keep something."""
         first = 0 if self._resumed is None else self._resumed.next_batch
         if first is not None:
             self.next_batches = [first + number for number in range(num_workers)]
@@ -113,24 +93,16 @@ class SharedShards:
             assert self._resumed is not None, "an epoch begins in order"
             self.next_batches = [one.next_batch or 0 for one in self._resumed.workers]
         """By worker: which batch it builds next."""
+        self.resume: dict[int, bytes] | None = None
+        """Where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
+        if self._resumed is not None:
+            points = map(self._resumed.latest, self.next_batches)
+            self.resume = {number: one.resume() for number, one in enumerate(points)}
+        elif resume is not None and is_persistent and (latest := resume.latest(None)).has_state:
+            # The end of an epoch, from which datasets may keep something.
+            self.resume = dict.fromkeys(range(num_workers), latest.resume(anew=True))
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came."""
-
-    def resume(self) -> dict[int, bytes] | None:
-        """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
-        if self._over is not None:
-            latest = self._over.latest(None)
-            if not latest.has_state:
-                return None
-            packed = Resume(_state_of(latest, has_ended=False).pack(), begins_anew=True).pack()
-            return dict.fromkeys(range(len(self.next_batches)), packed)
-        if self._resumed is None:
-            return None
-        return {
-            number: Resume(_state_of(one, has_ended=one.has_ended).pack()).pack()
-            for number, one in enumerate(map(self._resumed.latest, self.next_batches))
-            if one.num_batches or one.has_state
-        }
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""
@@ -142,19 +114,11 @@ class SharedShards:
 
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""
-        saved = (WorkerSnapshot(),) if self._resumed is None else (self._resumed.latest(min(self.next_batches)),)
-        taken = [WorkerSnapshot.of_shared(Snapshot.unpack(state)) for state in self._states.values()]
-        latest = max(
-            (one for one in (*saved, *taken) if one.num_batches <= min(self.next_batches)),
-            key=lambda one: one.num_batches,
-        )
+        first = min(self.next_batches)
+        known = [WorkerSnapshot() if self._resumed is None else self._resumed.latest(first)]
+        known += [WorkerSnapshot.of(Snapshot.unpack(state)) for state in self._states.values()]
+        latest = max((one for one in known if one.num_batches <= first), key=lambda one: one.num_batches)
         return tuple(replace(latest, next_batch=batch) for batch in self.next_batches)
-
-
-def _state_of(saved: WorkerSnapshot, *, has_ended: bool) -> Snapshot:
-    return Snapshot(
-        saved.num_batches, has_ended, saved.iterator_state, saved.dataset_state, num_to_skip=saved.num_to_skip
-    )
 
 
 _MIN_SAMPLES = 16

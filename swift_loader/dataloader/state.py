@@ -36,7 +36,7 @@ from swift_loader.dataloader.indices import SamplerState
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import as_integer, check_version, shown
-from swift_loader.worker.torch_worker import Snapshot
+from swift_loader.worker.torch_worker import Resume, Snapshot
 
 VERSION = 1
 
@@ -213,9 +213,17 @@ class WorkerSnapshot:
     """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
 
     @classmethod
-    def of_shared(cls, taken: Snapshot) -> WorkerSnapshot:
-        """Return what a worker says of a stream that the loader shares out."""
+    def of(cls, taken: Snapshot) -> WorkerSnapshot:
+        """Return what a worker has just said."""
         return cls(taken.dataset, taken.iterator, taken.has_ended, 0, taken.num_batches, taken.num_to_skip)
+
+    def resume(self, *, anew: bool = False) -> bytes:
+        """Return where a worker's dataset continues, for `Dispatcher.begin`. `anew`: it is the end of an epoch."""
+        if not self.has_state:
+            return Resume(None, 0 if anew else self.num_batches).pack()
+        num_batches, has_ended = self.num_batches - self.num_since, self.has_ended and not anew
+        taken = Snapshot(num_batches, has_ended, self.iterator_state, self.dataset_state, num_to_skip=self.num_to_skip)
+        return Resume(taken.pack(), 0 if anew else self.num_since, begins_anew=anew).pack()
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
         """Return it as it is in the state."""

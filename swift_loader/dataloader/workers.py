@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
-from swift_loader.executors.processes import can_fork, make_fleet, processes_of, warm_up
+from swift_loader.executors.processes import can_fork, make_fleet, warm_up
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -35,7 +35,6 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
@@ -61,15 +60,14 @@ _MAX_SEEN = 1000
 _MAX_ITEMS = 100
 
 
-def why_fork_is_needed(spec: WorkerSpec) -> str:
+def why_fork_is_needed(options: WorkerOptions) -> str:
     """Return what the dataset or a function shares with other processes; empty if there is nothing.
 
     Looks at items and attributes, and at the variables that functions keep from where they were defined. What can't be
     serialised at all isn't found here: `write_payload` raises `EncodeError` for that.
     """
-    options = spec.options
     classes = _shared_classes()
-    for name in ("dataset", "dataset_kwargs", "dataset_class", "collate_fn", "batch_encoder"):
+    for name in ("dataset", "collate_fn"):
         given = getattr(options, name)
         whole = [given, *_kept_by(given)]
         for thing in search(whole, lambda thing: isinstance(thing, classes) or _is_shared_tensor(thing)):
@@ -133,24 +131,18 @@ def _is_shared(tensor: Any) -> bool:
 
 
 def start_workers(
-    loader: DataLoader[Any],
-    shard: StreamShard | None,
-    pool: SegmentPool,
-    base_seed: int,
-    metrics: Metrics,
-    *,
-    is_first: bool,
-    why_no_fork: str,
+    loader: DataLoader[Any], shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
 ) -> LoaderWorkers:
     """Start workers as the loader is now.
 
-    A dataset that can't be sent is shared by forking this process, as torch does. If that is known to hang,
-    `why_no_fork` says so, and `ForkHangs` is raised. `pool`: memory of its earlier workers. `is_first`: in their first
-    epoch, threads look whether the dataset draws where nothing seeds.
+    A dataset that can't be sent is shared by forking this process, as torch does. Raises `ForkHangs` if that is known
+    to hang. `pool`: memory of its earlier workers. `is_first`: in their first epoch, threads look whether the dataset
+    draws where nothing seeds.
     """
     delivery, method = delivery_of(loader), start_method_of(loader)
     uses_threads = delivery.uses_threads
     forks = not uses_threads and delivery.executor is None and can_fork()
+    metrics = loader._observer.metrics  # noqa: SLF001
     mode = TorchMode(
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
@@ -167,32 +159,24 @@ def start_workers(
     if loader.dataset is None or isinstance(loader.dataset, type):
         what = "None" if loader.dataset is None else f"the class {loader.dataset.__name__}"
         raise TypeError(f"dataset is {what}; give an instance of a dataset")
-    options = WorkerOptions(
-        dataset_class=None,
-        dataset_kwargs=None,
-        dataset=loader.dataset,
-        collate_fn=collate_to_send if loader.collate_fn is default_collate else loader.collate_fn,
-        batch_encoder=None,
-        rng=rng_of(loader) if not uses_threads else wanted_rng(loader) if is_first else Rng.NONE,
-        on_error=OnError.RAISE,
-        validate=False,
-        start_method=method,
-        dataset_per_worker=uses_threads and needs_copies(loader.dataset),
-        torch=mode,
-    )
+    collate_fn = collate_to_send if loader.collate_fn is default_collate else loader.collate_fn
+    rng = rng_of(loader) if not uses_threads else wanted_rng(loader) if is_first else Rng.NONE
+    options = WorkerOptions.of_torch(mode, loader.dataset, collate_fn, rng, method)
+    if uses_threads and needs_copies(loader.dataset):
+        options = replace(options, dataset_per_worker=True)
     may_fork = forks and method is not StartMethod.FORK
-    reason = why_fork_is_needed(WorkerSpec(options, PlanSettings.of_seed(0))) if may_fork else ""
-    if forks and method is StartMethod.FORK:
-        _warn_of_file(shared_file_of(options.dataset))
+    reason = why_fork_is_needed(options) if may_fork else ""
     if not reason:
+        if forks and not may_fork:
+            _warn_of_file(shared_file_of(options.dataset))
         try:
             return LoaderWorkers(options, delivery, base_seed, metrics)
         except EncodeError as error:
             if not may_fork:
                 raise
             reason = str(error)
-    if why_no_fork:
-        raise ForkHangs(f"{why_no_fork}\nNo fresh interpreter can take its place: {reason}")
+    if loader._why_no_fork:  # noqa: SLF001
+        raise ForkHangs(f"{loader._why_no_fork}\nNo fresh interpreter can take its place: {reason}")  # noqa: SLF001
     _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")
     _warn_of_file(shared_file_of(options.dataset))
     return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics)
@@ -257,10 +241,11 @@ class LoaderWorkers:
         if mode.pool is not None:
             worker_options = replace(worker_options, torch=replace(mode, kept=mode.pool.deal(delivery.num_workers)))
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
-        starter = None if delivery.uses_threads else make_fleet(spec, delivery)
+        self.fleet = None if delivery.uses_threads else make_fleet(spec, delivery)
+        """The worker processes. None if the workers are threads."""
         executor: Executor
-        if starter is not None:
-            executor = WorkerExecutor(starter, metrics, _log_once, note=notices.append)
+        if self.fleet is not None:
+            executor = WorkerExecutor(self.fleet, metrics, _log_once, note=notices.append)
         else:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given
@@ -270,8 +255,6 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.next_batch
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
-        self.processes = partial(processes_of, starter)
-        """Returns the worker processes, by id, also after they have ended. None if the workers are threads."""
         self.end_pass = self._dispatcher.end_pass
         """Records that the loop met the end of its epoch. Loop's thread."""
         self.close = weakref.finalize(self, self._dispatcher.close)

@@ -26,7 +26,6 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import Work
-from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_worker import TorchMode
@@ -118,22 +117,8 @@ def process_executor(
     `calls` is sent to the processes, and gives the result of each item. `settings`: how far ahead they may work. `plan`
     has the seed of what the function draws. `stage`: its name, for errors.
     """
-    mode = TorchMode(
-        num_workers, None, is_stream=False, auto_collation=False, batch_size=1, drop_last=False, snapshot_every=0
-    )
-    options = WorkerOptions(
-        dataset_class=None,
-        dataset_kwargs=None,
-        dataset=calls,
-        collate_fn=as_it_is,
-        batch_encoder=None,
-        rng=Rng.SAMPLE,
-        on_error=OnError.RAISE,
-        validate=False,
-        start_method=StartMethod.TEMPLATE,
-        dataset_per_worker=False,
-        torch=mode,
-    )
+    mode = TorchMode(num_workers)
+    options = WorkerOptions.of_torch(mode, calls, as_it_is, Rng.SAMPLE, StartMethod.TEMPLATE)
     limits = settings.limits
     delivery = DeliveryOptions(
         num_workers=num_workers,

@@ -71,6 +71,11 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         _check_dataset(self.dataset_class, self.dataset_kwargs, self.dataset)
 
+    @classmethod
+    def of_torch(cls, mode: TorchMode, dataset: Any, collate_fn: Any, rng: Rng, method: StartMethod) -> WorkerOptions:
+        """Return those of workers that do as torch's. Checks nothing but the dataset."""
+        return cls(None, None, dataset, collate_fn, None, rng, OnError.RAISE, False, method, False, mode)
+
     @property
     def modules(self) -> tuple[str, ...]:
         """What defines dataset and callables, if it can be imported; and torch, for workers that do as torch's."""

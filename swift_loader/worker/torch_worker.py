@@ -39,17 +39,17 @@ class TorchMode:
     """What torch's workers know about their DataLoader."""
 
     num_workers: int
-    worker_init_fn: Callable[[int], object] | None
+    worker_init_fn: Callable[[int], object] | None = None
     """Called with the worker's id before its first batch."""
-    is_stream: bool
+    is_stream: bool = False
     """Whether the dataset is an `IterableDataset`."""
-    auto_collation: bool
+    auto_collation: bool = False
     """False: `batch_size=None`, so each key or each sample of a stream is a batch of its own."""
-    batch_size: int
+    batch_size: int = 1
     """For a stream that is cut into batches."""
-    drop_last: bool
+    drop_last: bool = False
     """For a stream: whether its last batch is left out if it isn't full."""
-    snapshot_every: int
+    snapshot_every: int = 0
     """A snapshot comes with the first batch of a worker, and with every n-th one after it; 0: with none."""
     persists: bool = False
     """Whether the worker's generators go on from epoch to epoch. False: they are seeded for each."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data.distributed import DistributedSampler
 
 from swift_loader import DataLoader, SwiftLoader
