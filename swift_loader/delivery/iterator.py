@@ -36,11 +36,11 @@ class LoopIterator(Iterator[Any]):
         self._taken: Delivery | None = None
         """A batch that was taken but not handed out. Kept because an interrupt may come in between."""
 
-    def _advance(self) -> Delivery:
-        """Return the next batch, which is `_taken` now and counts as delivered. Raises what comes in its place."""
+    def _advance(self) -> Any:
+        """Return what has the next `batch`. It is `_taken` and counts as delivered. Raises what comes in its place."""
         raise NotImplementedError
 
-    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:
+    def _take_back(self, delivery: Any, error: BaseException) -> None:
         """Take in that `next` raises this. `delivery`: an interrupt came at the last moment before it was handed out.
 
         If it came earlier, the batch is `_taken`, and may count as delivered.

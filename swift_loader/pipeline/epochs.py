@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.interrupts import is_interrupt, run_finalizer
@@ -102,46 +102,53 @@ def _as_tuples(place: Any) -> Any:
 class Position:
     """Where a loop is. It outlives the iterator, so that a state can be had after the loop was left."""
 
-    epoch: int
-    place: Place | None = None
+    begun: PipelineState
+    """Where its run began."""
+    sources: Sequence[SourceStates]
+    """Of the run."""
+    passes_end: bool
+    """Whether the next epoch follows if nothing is left of this one at the place."""
+    place: Place | None
     """After the last result that the loop got; None: before the first."""
     is_over: bool = False
     """Whether the loop got all results of the epoch."""
-    sources: Sequence[SourceStates] = ()
-    """Of the run."""
-    source_starts: tuple[Any, ...] = ()
-    """What the run began with."""
-    passes_end: bool = False
-    """Whether the next epoch follows if nothing is left of this one at the place."""
-    told: int | None = None
-    """The epoch that the sources were told; None: none."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the loop is in."""
+        return self.begun.epoch
 
     def advance(self, place: Place, chain: Chain) -> None:
         """Move to the place after a result. Source states before it aren't needed any more."""
         self.place = place
         for states, number in zip(self.sources, chain.source_numbers(place), strict=True):
             if states and number is not None:
-                states.latest((self.epoch, number))
+                states.latest((self.begun.epoch, number))
 
-    def to_state(self, chain: Chain, seed: int) -> PipelineState:
+    def to_state(self, chain: Chain) -> PipelineState:
         """Return the state of this position."""
-        epoch = self.epoch + self.is_over
-        told = epoch if chain.origin.is_endless and self.told is not None else self.told
+        begun, epoch = self.begun, self.epoch + self.is_over
+        if chain.origin.is_endless and begun.told is not None:
+            begun = replace(begun, told=epoch)
         if self.is_over or self.place is None:
-            states = tuple(states.latest((epoch, 0)) for states in self.sources)
-            is_known = any(state is not None for state in states)
-            starts = () if self.is_over else self.source_starts
-            return PipelineState(epoch, None, seed, chain.parameters, states if is_known else starts, told)
+            known = _if_any(states.latest((epoch, 0)) for states in self.sources)
+            return replace(begun, epoch=epoch, place=None, sources=known or (() if self.is_over else begun.sources))
         pairs = zip(self.sources, chain.source_numbers(self.place), strict=True)
         found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
-        return PipelineState(epoch, self.place, seed, chain.parameters, found, told)
+        return replace(begun, place=self.place, sources=found)
 
     def begins(self) -> tuple[SourceBegin | None, ...]:
         """Return the states of the sources at the beginning of the next epoch, if the loop got all of this one."""
-        return tuple(states.latest((self.epoch + 1, 0)) for states in self.sources) if self.is_over else ()
+        return _if_any(states.latest((self.epoch + 1, 0)) for states in self.sources) if self.is_over else ()
 
 
-class PipelineIterator(Iterator[Any]):
+def _if_any(states: Iterable[SourceBegin | None]) -> tuple[SourceBegin | None, ...]:
+    """Return all states if there is one, else none."""
+    states = tuple(states)
+    return states if any(state is not None for state in states) else ()
+
+
+class PipelineIterator(LoopIterator):
     """One epoch's results. Closes its run at the end, at an error, and when nobody refers to it any more.
 
     The first `next` begins the epoch: frameworks call `iter` early, and then load a state or set the epoch.
@@ -149,6 +156,7 @@ class PipelineIterator(Iterator[Any]):
 
     def __init__(self, epochs: Epochs) -> None:
         """Begin nothing yet."""
+        super().__init__(Turn())
         self._chain = epochs.chain
         self._epochs: Epochs | None = epochs
         """None once it has begun, so that the pipeline may go."""
@@ -159,35 +167,24 @@ class PipelineIterator(Iterator[Any]):
         """Gets the run at the end of the epoch, if it goes on with the next one."""
         self._error: BaseException | None = None
         self._closing: weakref.finalize[..., PipelineIterator] | None = None
-        self._lock = threading.RLock()
-        """Held by the thread in `next`: several may share the iterator. `close` needs no lock."""
 
-    def __next__(self) -> Any:
+    def _advance(self) -> Item:
         if self._error is not None:
             raise self._error
         if (run := self.run) is not None:
             run.owner.check()
-        has_turn = False
-        try:
-            with self._lock:
-                if self._error is not None:  # of the thread that was here before
-                    raise self._error
-                has_turn = True
-                epochs = self._epochs  # another thread may close the pipeline meanwhile
-                item = self._pull() if epochs is None else self._first(epochs)
-                if item is not None:
-                    assert self._position is not None, "it has begun"
-                    self._position.advance(item.after, self._chain)
-        except BaseException as error:
-            if has_turn:  # an item may be lost
-                self._fail(error)
-            raise
+        epochs = self._epochs  # another thread may close the pipeline meanwhile
+        item = self._pull() if epochs is None else self._first(epochs)
         if item is None:
             raise StopIteration
-        return item.value
+        assert self._position is not None, "it has begun"
+        self._position.advance(item.after, self._chain)
+        return item
 
-    def _fail(self, error: BaseException) -> None:
-        """End the pass. What a signal handler raised comes out of one call, and later ones raise an error of ours."""
+    def _take_back(self, delivery: Item | None, error: BaseException) -> None:
+        """End the pass: an item may be lost. What a signal handler raised comes once, then an error of ours."""
+        if delivery is None and isinstance(error, StopIteration):
+            return
         self._error = error
         if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
             self._error = SwiftLoaderError(
@@ -297,7 +294,7 @@ class Epochs:
         if not self._maker.is_here():
             self._settle()
         loaded = self._loaded
-        state = loaded or PipelineState(self._next_epoch, None, self._seed)
+        state = loaded or self._at_start(self._next_epoch)
         self._warn_of_iterator()
         self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
         run = self._continued(state.epoch, iterator) if loaded is None else None
@@ -306,10 +303,13 @@ class Epochs:
             run = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
-        self.position = Position(state.epoch, state.place, False, run.sources, state.sources, passes_end, self._told)
+        self.position = Position(replace(state, told=self._told), run.sources, passes_end, state.place)
         self.tally = run.tally
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
+
+    def _at_start(self, epoch: int, sources: tuple[Any, ...] = (), told: int | None = None) -> PipelineState:
+        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told)
 
     def _continued(self, epoch: int, iterator: PipelineIterator) -> Run | None:
         """Return the run that goes on with this epoch, if there is one."""
@@ -386,21 +386,18 @@ class Epochs:
             return self._loaded
         position = self.position
         if position is None:
-            return PipelineState(self._next_epoch, None, self._seed, self.chain.parameters, told=self._told)
+            return self._at_start(self._next_epoch, told=self._told)
         chosen = self._chosen
         if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
-            begins = position.begins()
-            known = begins if any(begin is not None for begin in begins) else ()
-            return PipelineState(chosen, None, self._seed, self.chain.parameters, known, self._told)
+            return self._at_start(chosen, position.begins(), self._told)
         if not (self.chain.is_exact or position.is_over or position.place is None):
             raise StateMismatch(
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
                 "says which items are left. Call it at the end of an epoch, or give output_order='input'"
             )
-        state, place = position.to_state(self.chain, self._seed), position.place
-        if place is None or position.is_over or self.chain.origin.is_endless:
-            return state
-        return replace(state, failures=tuple(policy.num_at(place) for policy in self.tally.policies))
+        state, place = position.to_state(self.chain), position.place
+        counts = place is not None and not position.is_over and not self.chain.origin.is_endless
+        return replace(state, failures=tuple(policy.num_at(place or ()) for policy in self.tally.policies if counts))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue at a state with the next epoch that begins.

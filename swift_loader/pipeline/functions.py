@@ -157,15 +157,21 @@ class Job:
             if value is not Marker.EPOCH_END:
                 value = self._answer(task, value)
         except BaseException as error:  # even SystemExit: the loop raises it
-            _post_error(task, post, error)
+            _post(task, post, error=error)
         else:
-            _post_value(task, post, value, began_s)
+            _post(task, post, value, build_s=time.perf_counter() - began_s)
             if isinstance(value, Relay):
                 value.pour()
 
     def _answer(self, task: Send, value: Any) -> Any:
-        key_this_thread(_fetching(task, self._seed))
+        self._key(task)
         return awaited(self._function(value))
+
+    def _key(self, task: Send) -> Fetching:
+        """Key `sample_rng()` in this thread, as in worker processes."""
+        fetching = Fetching(self._seed, task.work.epoch, [task.work.step << POSITION_BITS], [])
+        key_this_thread(fetching)
+        return fetching
 
     def stop(self) -> None:
         """Let no thread wait for room any more. Any thread. Idempotent."""
@@ -177,12 +183,14 @@ class Step(Job):
     gives = Gives.REST
 
     def _answer(self, task: Send, value: Any) -> Rest:
-        rest = value if isinstance(value, Rest) else None
-        fetching = _fetching(task, self._seed) if rest is None else rest.fetching
-        key_this_thread(fetching)
-        results = iter(self._function(value)) if rest is None else rest.results
+        if isinstance(value, Rest):
+            key_this_thread(value.fetching)
+            rest = value
+        else:
+            fetching = self._key(task)
+            rest = Rest(iter(self._function(value)), fetching)
         try:
-            return Rest(results, fetching, next(results))
+            return Rest(rest.results, rest.fetching, next(rest.results))
         except StopIteration:
             return Rest(None, is_over=True)
 
@@ -199,7 +207,7 @@ class Pour(Job):
         self._is_stopped = False
 
     def _answer(self, task: Send, value: Any) -> Relay[Any]:
-        key_this_thread(_fetching(task, self._seed))
+        self._key(task)
         relay = self._relays[task.worker] = Relay(MAX_POURED, **self._relay_options)
         relay.source = self._function(value)
         if self._is_stopped:  # `stop` may not have seen this one
@@ -223,9 +231,9 @@ class AwaitedJob(Job):
             if value is not Marker.EPOCH_END:
                 value = await self._awaited_answer(value)
         except BaseException as error:  # even a CancelledError: the function may have raised it by itself
-            _post_error(task, post, error)
+            _post(task, post, error=error)
         else:
-            _post_value(task, post, value, began_s)
+            _post(task, post, value, build_s=time.perf_counter() - began_s)
             if isinstance(value, LoopRelay):
                 await value.pour_async()
 
@@ -271,14 +279,6 @@ def _value(task: Send) -> Any:
     return task.work.indices
 
 
-def _fetching(task: Send, seed: int) -> Fetching:
-    return Fetching(seed, task.work.epoch, [task.work.step << POSITION_BITS], [])  # as in worker processes
-
-
-def _post_value(task: Send, post: Post, value: Any, began_s: float) -> None:
-    build_s = time.perf_counter() - began_s
-    post((Answered(task.worker, task.generation, task.sequence, value, build_s=build_s),))
-
-
-def _post_error(task: Send, post: Post, error: BaseException) -> None:
-    post((Answered(task.worker, task.generation, task.sequence, error=error),))
+def _post(task: Send, post: Post, value: Any = None, **more: Any) -> None:
+    """Answer a task with a value, or with an error."""
+    post((Answered(task.worker, task.generation, task.sequence, value, **more),))

@@ -74,9 +74,9 @@ class Filter(Node):
                 f"that returns None for what is to be left out, and drop_none()"
             )
 
-    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
+    def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
         """An error of the function names the stage and the item."""
-        for number, item in enumerate(items):
+        for item, number in zip(items, opening.numbers, strict=False):
             try:
                 is_kept = self.predicate(item.value)
             except Exception as error:
@@ -149,7 +149,7 @@ class Unbatch(Node):
     def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
         """The first `opening.num_skipped` elements of the first item are left out."""
         before, num_skipped = opening.start, opening.num_skipped
-        for position, item in enumerate(items):
+        for item, position in zip(items, opening.numbers, strict=False):
             try:
                 for number, value in enumerate(item.value, 1):
                     if number > num_skipped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import GeneratorType
@@ -69,7 +69,7 @@ class SourceReader:
         begin, has_more = self._states.begin, True
         try:
             while has_more:
-                yield self._counted(num_before, begin)
+                yield self._items(num_before, begin)
                 self._epoch += 1
                 if self._tells_epochs:
                     self._source.set_epoch(self._epoch)
@@ -79,23 +79,24 @@ class SourceReader:
         except Exception as error:
             raise explained(error, self._name, self._number)  # noqa: B904 - it has its causes
 
-    def _counted(self, num_before: int, begin: SourceBegin | None) -> Iterator[Item]:
-        stats, self._number = self._stats, num_before
+    def _items(self, num_before: int, begin: SourceBegin | None) -> Iterator[Item]:
+        self._number = num_before
         try:
-            for item in self._items(num_before, begin):
-                self._number += 1
-                stats.num_out += 1
-                yield item
+            for number, value in self._numbered(num_before, begin):
+                self._number = number
+                self._stats.num_out += 1
+                yield Item(value, (number,))
         except Exception as error:
             raise explained(error, self._name, self._number)  # noqa: B904 - it has its causes
+        finally:
+            if isinstance(self._source, GeneratorType):  # else it ends when its references do
+                self._source.close()
 
-    def _items(self, num_before: int, begin: SourceBegin | None) -> Iterator[Item]:
-        source = self._source
+    def _numbered(self, num_before: int, begin: SourceBegin | None) -> Iterator[tuple[int, Any]]:
+        """Return the items after so many, with their numbers from 1 on. `begin`: a state before one of them."""
+        source, num_drawn = self._source, 0
         if is_indexed(source):
-            for number in range(num_before, len(source)):
-                yield Item(source[number], (number + 1,))
-            return
-        num_drawn = 0
+            return ((number + 1, source[number]) for number in range(num_before, len(source)))
         if begin is not None:
             num_drawn, state = begin
             source.load_state_dict(state)
@@ -105,13 +106,7 @@ class SourceReader:
             first = next(values, _NOTHING)
             # Some begin the next epoch with it; others say that nothing is left, and begin it with the next pass.
             values = self._values() if first is _NOTHING else itertools.chain([first], values)
-        try:
-            for number, value in enumerate(values, num_drawn + 1):
-                if number > num_before:
-                    yield Item(value, (number,))
-        finally:
-            if isinstance(source, GeneratorType):  # else it ends when its references do
-                source.close()
+        return itertools.islice(enumerate(values, num_drawn + 1), max(0, num_before - num_drawn), None)
 
     def _values(self) -> Iterator[Any]:
         """Return what one pass over the source gives."""
@@ -297,11 +292,8 @@ class Gathered:
         for policy in run.tally.policies:
             policy.places = None  # they say nothing about places of all
         num_before, turn, *places = entry
-        match self.join:
-            case Join.IN_TURN:
-                return iter((in_turn(opened, places, turn, num_before),))
-            case Join.DRAWN:
-                return iter((mixed(opened, self.weights, derive_key(key, run.epoch), places, num_before),))
+        if self.join is not Join.AS_READY:
+            return iter((joined(opened, places, num_before, turn, self.weights, derive_key(key, run.epoch)),))
         flows = [flow for flow in opened if flow is not None]
         relay: Relay[Item] = Relay(2 * len(flows), num_givers=len(flows))
         run.fill(relay, [Filler(iter((flow,)), relay, run.tally.note("merge")) for flow in flows])
@@ -343,56 +335,44 @@ def _told(passes: Passes, stage: str) -> Iterator[Item]:
         raise explained(error, stage, number)  # noqa: B904 - it has its causes
 
 
-def in_turn(flows: list[Iterator[Item] | None], places: list[Place], turn: int, num_before: int) -> Iterator[Item]:
-    """Give one item of each flow in turn, until all have ended.
-
-    `flows`: what is merged; None: has ended. `places`: of each flow; empty if it has ended. `turn`: which flow is next.
-    `num_before`: how many items were given before.
-    """
-    places, number = list(places), num_before
-    while any(flow is not None for flow in flows):
-        current, turn = turn, (turn + 1) % len(flows)
-        flow = flows[current]
-        item = next(flow, None) if flow is not None else None
-        if item is None:
-            flows[current], places[current] = None, ()
-            continue
-        places[current] = item.after
-        number += 1
-        yield Item(item.value, ((number, turn, *places),))
-
-
-def mixed(
-    flows: list[Iterator[Item] | None], weights: Sequence[float], key: int, places: list[Place], num_before: int
+def joined(
+    flows: Sequence[Iterator[Item] | None],
+    places: Sequence[Place],
+    num_before: int,
+    turn: int,
+    weights: Sequence[float] = (),
+    key: int = 0,
 ) -> Iterator[Item]:
-    """Give items of several flows in a random order, until all have ended.
+    """Give items of several flows, until all have ended: one of each in turn, or in a random order.
 
-    `flows`, `places` and `num_before`: as in `in_turn`. `weights`: how often each is chosen, relative to the others
-    that haven't ended. `key`: of the draws.
+    `flows`: None has ended. `places`: of each flow; empty if it has ended. `num_before`: how many items were given
+    before. `turn`: which flow is next. `weights`: how often each is chosen, relative to the others that haven't ended;
+    none: in turn. `key`: of the draws.
     """
     places, number = list(places), num_before
-    left = [index for index, flow in enumerate(flows) if flow is not None]
+    left = {index: flow for index, flow in enumerate(flows) if flow is not None}
     while left:
-        chosen = _choose(left, weights, derive_key(key, _MIX, number) / 2**64)
-        flow = flows[chosen]
-        assert flow is not None, "it is left"
-        item = next(flow, None)
+        if weights:
+            chosen = _choose(left, weights, derive_key(key, _MIX, number) / 2**64)
+        else:
+            chosen, turn = turn, (turn + 1) % len(places)
+        item = next(left[chosen], None) if chosen in left else None
         if item is None:
-            left.remove(chosen)
+            left.pop(chosen, None)
             places[chosen] = ()
             continue
         places[chosen] = item.after
         number += 1
-        yield Item(item.value, ((number, 0, *places),))
+        yield Item(item.value, ((number, turn, *places),))
 
 
-def _choose(left: list[int], weights: Sequence[float], draw: float) -> int:
+def _choose(left: Collection[int], weights: Sequence[float], draw: float) -> int:
     point = draw * sum(weights[index] for index in left)
     for index in left:
         point -= weights[index]
         if point < 0:
             return index
-    return left[-1]
+    return index
 
 
 @dataclass(frozen=True, slots=True)

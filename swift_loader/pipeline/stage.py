@@ -25,11 +25,12 @@ stage leaves out.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -57,6 +58,11 @@ class Item(NamedTuple):
     after: Place
     """Where a run continues once this item was delivered. No two items of an epoch have the same."""
 
+    @property
+    def batch(self) -> Any:
+        """The value, for `LoopIterator`."""
+        return self.value
+
 
 Passes = Iterator[Iterator[Item]]
 """See above."""
@@ -73,6 +79,8 @@ class Opening:
     key: int = 0
     """Of what it draws."""
     epoch: int = 0
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of the items that come in, over all epochs, for errors."""
 
     def following(self) -> Opening:
         """Return where the next epoch begins."""

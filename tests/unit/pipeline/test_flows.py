@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.pipeline.nodes import Batch, Cache, Node, Shard, Shuffle, Unbatch
-from swift_loader.pipeline.sources import in_turn, mixed
+from swift_loader.pipeline.sources import joined
 from swift_loader.pipeline.stage import Item, Opening, Place
 
 
@@ -90,28 +90,26 @@ def test_ranks_share_the_items(num: int, world_size: int, is_equal: bool) -> Non
 def test_joined_flows_give_everything_once_and_continue_at_each_place(
     sizes: list[int], is_mixed: bool, data: st.DataObject
 ) -> None:
-    def joined(places: list[Place], turn: int, num_before: int) -> Iterator[Item]:
+    def rest(places: list[Place], turn: int, num_before: int) -> Iterator[Item]:
         parts = [
             marked(which, items(size, place[0])) if place else None
             for which, (size, place) in enumerate(zip(sizes, places, strict=True))
         ]
         weights = [1.0 + number for number in range(len(sizes))]
-        if is_mixed:
-            return mixed(parts, weights, 5, places, num_before)
-        return in_turn(parts, places, turn, num_before)
+        return joined(parts, places, num_before, turn, weights if is_mixed else (), 5)
 
-    whole = list(joined([(0,)] * len(sizes), 0, 0))
+    whole = list(rest([(0,)] * len(sizes), 0, 0))
     assert Counter(values(iter(whole))) == Counter((which, n) for which, size in enumerate(sizes) for n in range(size))
     if whole:
         cut = data.draw(st.integers(0, len(whole) - 1))
         ((number, turn, *places),) = whole[cut].after
         assert number == cut + 1
-        assert list(joined(places, turn, number)) == whole[cut + 1 :]
+        assert list(rest(places, turn, number)) == whole[cut + 1 :]
 
 
 def test_a_mix_follows_the_weights() -> None:
     parts: list[Iterator[Item] | None] = [marked(which, items(4000)) for which in range(2)]
-    chosen = [item.value[0] for item in itertools.islice(mixed(parts, [3.0, 1.0], 1, [(0,)] * 2, 0), 4000)]
+    chosen = [item.value[0] for item in itertools.islice(joined(parts, [(0,)] * 2, 0, 0, [3.0, 1.0], 1), 4000)]
     assert 0.72 < chosen.count(0) / 4000 < 0.78
 
 
