@@ -15,10 +15,9 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.dataloader.draws import Draws
-from swift_loader.dataloader.epoch import Epoch, IndexEpoch, StreamEpoch, Votes
+from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, StreamEpoch, Votes
 from swift_loader.dataloader.indices import epoch_of
 from swift_loader.dataloader.inline import InlineEpoch
-from swift_loader.dataloader.iterator import LoaderIterator
 from swift_loader.dataloader.options import (
     check_auto,
     check_stream_options,
@@ -156,7 +155,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 f"dataset is a DataPipe, a {type(dataset).__name__}, which this loader can't shuffle and share out as "
                 f"torch's does; give a Dataset or an IterableDataset, or use torch.utils.data.DataLoader for it"
             )
-        others = {"multiprocessing_context": multiprocessing_context}
         self.seed = self._order_seed = None if seed is None else check_integer("seed", seed, 0)
         if seed is not None and generator is None:
             generator = torch.Generator()
@@ -168,9 +166,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 "DataLoader has no option 'start_method' any more; give multiprocessing_context='forkserver' for "
                 "'template', and 'fork' or 'spawn' for themselves"
             )
-        num_workers = first_number(num_workers)
-        others |= {"num_workers": "auto" if is_auto else None}
-        num_workers = num_of_actors(executor, num_workers, others, worker_type)
+        others = {"multiprocessing_context": multiprocessing_context, "num_workers": "auto" if is_auto else None}
+        num_workers = num_of_actors(executor, first_number(num_workers), others, worker_type)
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -362,7 +359,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             base_seed = resume.draws.base_seed
         draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed)
         if workers is None or not workers.close.alive:
-            workers = self._start(shard, draws.base_seed)
+            workers = self._start(shard, draws.begun.base_seed)
         if self.persistent_workers:
             self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
@@ -371,12 +368,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
         """Start workers with a base seed, as the loader is now."""
-        is_first = self._latest is None
-        try:
-            return start_workers(self, shard, self._pool, base_seed, is_first=is_first)
-        except ForkHangs as error:
-            self._leave_forks(error)
-        return start_workers(self, shard, self._pool, base_seed, is_first=is_first)
+        while True:
+            try:
+                return start_workers(self, shard, self._pool, base_seed, is_first=self._latest is None)
+            except ForkHangs as error:
+                self._leave_forks(error)
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""

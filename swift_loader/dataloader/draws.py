@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -60,7 +61,6 @@ class Draws:
         self._source = SamplerSource(loader)
         found = (getattr(owner, "generator", None) for owner in (loader, *self._source.samplers))
         self._own = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-        self._own_at_begin: list[str] = []
         self._sampler_epochs: list[int] | None = None
         """Known once something is drawn, since frameworks call `set_epoch` between `iter` and the first batch."""
         self._used: States = {}
@@ -73,51 +73,46 @@ class Draws:
         """The global generators where drawing again has left them. The rest of the epoch is drawn from there."""
         self._iterator: Iterator[Any] = iter(())
         self.num_drawn = 0
-        self.epoch = epoch
-        self._state_at_begin: SamplerState | None = None
-        """Of a sampler with a state, when the epoch began."""
-        self._draws_seed = base_seed is None
-        self.base_seed = 0 if base_seed is None else base_seed
-        self._begins_twice = bool(loader.num_workers) and self._draws_seed and not is_stateful(self._source.sampler)
         if state is not None and len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
                 generator.set_state(as_torch(packed))
         if state is not None and not state.is_over:
+            self.begun = state
+            """Where it began, or where it continues."""
             self._continue(state)
             return
         if state is not None:
-            self.epoch = state.epoch + 1
+            epoch = state.epoch + 1
             if state.sampler_state is not None:
                 self._source.iterate(state.sampler_state)
-        self._begin()
+        self.begun = self._begin(epoch, base_seed, has_workers=bool(loader.num_workers))
 
-    def _begin(self) -> None:
-        """Begin afresh, with the same draws as torch."""
+    def _begin(self, epoch: int, base_seed: int | None, *, has_workers: bool) -> DrawsState:
+        """Begin afresh, with the same draws as torch. Return where that is."""
         if self._seed is not None:
-            self._generator.manual_seed(derive_key(self._seed, Purpose.GENERATOR.value, self.epoch))
-        self._own_at_begin = self._pack_own()
+            self._generator.manual_seed(derive_key(self._seed, Purpose.GENERATOR.value, epoch))
+        own, draws_seed = self._pack_own(), base_seed is None
         before = states_of(_GENERATORS) if self._source.may_draw else None
         self._iterator = self._source.iterate()
-        self._state_at_begin = self._source.state_of_sampler()
+        of_sampler, _ = self._source.state_of_sampler() or (None, None)
         if before is not None:
             self._used = {name: before[name] for name in _changed_since(before)}
-        if self._draws_seed:
-            self.base_seed = self._draw_base_seed()
-        if self._begins_twice:
+        base_seed = self._draw_base_seed() if base_seed is None else base_seed
+        if begins_twice := has_workers and draws_seed and not is_stateful(self._source.sampler):
             self._iterator = self._source.iterate()  # as torch: a sampler may draw when it is iterated
         if self._seed is not None:
             self._state_at_first = self._generator.get_state()
         if before is not None:
             self._untold = before, states_of(_GENERATORS)
+        return DrawsState(
+            base_seed, epoch, 0, of_sampler, generators=own, draws_seed=draws_seed, begins_twice=begins_twice
+        )
 
     def _draw_base_seed(self) -> int:
         return int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
 
     def _continue(self, state: DrawsState) -> None:
         """Draw again what was drawn. The global generators stay as they are."""
-        self.epoch, self.base_seed, self._draws_seed = state.epoch, state.base_seed, state.draws_seed
-        self._begins_twice = state.begins_twice
-        self._own_at_begin = state.generators
         self._used = unpack_states(state.global_states)
         self.num_drawn = state.num_drawn
         self._sampler_epochs = state.sampler_epochs if state.num_drawn else None
@@ -198,20 +193,17 @@ class Draws:
         met the end of the epoch.
         """
         if not num_drawn and sampler_state is None:
-            sampler_state = self._state_at_begin
+            sampler_state = self.begun.sampler_state
         of_sampler, of_iterator = sampler_state or (None, None)
         used = self._used if self._untold is None else self._untold[0]
-        return DrawsState(
-            base_seed=self.base_seed,
-            epoch=self.epoch,
+        return replace(
+            self.begun,
             num_drawn=num_drawn,
             of_sampler=of_sampler,
             of_iterator=of_iterator,
-            generators=self._pack_own() if is_over else self._own_at_begin,
+            generators=self._pack_own() if is_over else self.begun.generators,
             global_states={} if is_over or sampler_state is not None else pack_states(used),
             is_begun=self._untold is None,
-            draws_seed=self._draws_seed,
-            begins_twice=self._begins_twice,
             sampler_epochs=self._source.epochs if self._sampler_epochs is None else self._sampler_epochs,
             dataset_epoch=epoch_of(self._dataset),
             is_over=is_over,

@@ -78,7 +78,7 @@ class InlineEpoch(Epoch):
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
         self._shared: StreamSamples | None = None
         if shard is not None:
-            shards, seed = SharedShards(1, resume, is_persistent=False), self._draws.base_seed
+            shards, seed = SharedShards(1, resume, is_persistent=False), self.draws.begun.base_seed
             (self._num_fetched,) = shards.next_batches
             size, drop_last = loader.batch_size or 1, loader.drop_last
             mode = TorchMode(
@@ -111,7 +111,7 @@ class InlineEpoch(Epoch):
         if num_to_skip:
             self._unused = None
         for _ in range(num_to_skip):
-            drawn = self._draws.next()
+            drawn = self.draws.next()
             assert drawn is not None, "a stream's sampler is endless"
             self._fetcher.fetch(drawn.keys)
         self._fetcher.ended = saved.has_ended
@@ -136,7 +136,7 @@ class InlineEpoch(Epoch):
         """Return the next batch. An interrupt comes out of the user's code, as with torch."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
-        while (drawn := self._draws.next()) is not None and drawn.step in self._skipped:
+        while (drawn := self.draws.next()) is not None and drawn.step in self._skipped:
             self._num_skipped += 1
             self._sampler_state = drawn.sampler_state
         if drawn is None:

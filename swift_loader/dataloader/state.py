@@ -24,7 +24,7 @@ import random
 import zlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -105,6 +105,8 @@ def _read_states(packed: Any) -> Any:
 
 _ANY = _Form("anything", lambda value: value)
 _COUNT, _SEED, _FLAG = _integer(0), _integer(-_MAX_INTEGER - 1), _Form("True or False", _read_flag)
+_GENERATORS = _several(_Form("the state of a generator", _read_generator))
+_STATES = _Form("states of global generators", _read_states)
 _MAIN = "_snapshot._main_snapshot."
 
 
@@ -161,26 +163,26 @@ class DrawsState:
 
     base_seed: int = _at(f"{_MAIN}_base_seed", _SEED)
     epoch: int = _at(f"{_MAIN}epoch", _COUNT)
-    num_drawn: int = _at(f"{_MAIN}_sampler_iter_yielded", _COUNT)
-    of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY)
+    num_drawn: int = _at(f"{_MAIN}_sampler_iter_yielded", _COUNT, default=0)
+    of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY, default=None)
     """The state of the sampler; None if it has none."""
-    of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY)
+    of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY, default=None)
     """The state of the sampler's iterator; None if it has none."""
-    generators: list[str] = _at(f"{_MAIN}generators", _several(_Form("the state of a generator", _read_generator)))
+    generators: list[str] = _at(f"{_MAIN}generators", _GENERATORS, default_factory=list)
     """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
-    global_states: dict[str, Any] = _at(f"{_MAIN}global_states", _Form("states of global generators", _read_states))
+    global_states: dict[str, Any] = _at(f"{_MAIN}global_states", _STATES, default_factory=dict)
     """States of the global generators when the epoch began, of those that the sampler has drawn from."""
-    is_begun: bool = _at(f"{_MAIN}is_begun", _FLAG)
+    is_begun: bool = _at(f"{_MAIN}is_begun", _FLAG, default=False)
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
-    draws_seed: bool = _at(f"{_MAIN}draws_seed", _FLAG)
+    draws_seed: bool = _at(f"{_MAIN}draws_seed", _FLAG, default=True)
     """Whether the base seed was drawn when the epoch began."""
-    begins_twice: bool = _at(f"{_MAIN}begins_twice", _FLAG)
+    begins_twice: bool = _at(f"{_MAIN}begins_twice", _FLAG, default=False)
     """Whether the sampler was iterated twice when the epoch began, as torch does with new workers."""
-    sampler_epochs: list[int] = _at(f"{_MAIN}sampler_epochs", _several(_SEED))
+    sampler_epochs: list[int] = _at(f"{_MAIN}sampler_epochs", _several(_SEED), default_factory=list)
     """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
-    dataset_epoch: int | None = _at(f"{_MAIN}dataset_epoch", _optional(_SEED))
+    dataset_epoch: int | None = _at(f"{_MAIN}dataset_epoch", _optional(_SEED), default=None)
     """What `set_epoch` has set on the dataset. None: it has no epoch."""
-    is_over: bool = _at("_iterator_finished", _FLAG)
+    is_over: bool = _at("_iterator_finished", _FLAG, default=False)
     """Whether the epoch is over, so that the next one begins."""
 
     @property
@@ -196,7 +198,7 @@ class WorkerSnapshot:
 
     dataset_state: Any = _at("dataset_state", _ANY, default=None)
     """What the dataset's `state_dict()` returned; None if it has none, or if it is its own iterator."""
-    iterator_state: Any = None
+    iterator_state: Any = _at("fetcher_state.dataset_iter_state", _ANY, default=None)
     """What the `state_dict()` of the iterator over a stream returned; None if it has none."""
     has_ended: bool = _at("has_ended", _FLAG, default=False)
     """Whether the state was taken when its shard of the stream was over."""
@@ -207,7 +209,7 @@ class WorkerSnapshot:
     of the rank's part had been read when the state was taken."""
     num_to_skip: int = _at("num_to_skip", _COUNT, default=0)
     """How many samples other ranks get first when the state is restored; see `RankSamples`."""
-    is_over: bool = False
+    is_over: bool = _at("fetcher_state.fetcher_ended", _FLAG, default=False)
     """Whether the loop got all batches of its shard, and it is known that there are no more."""
     next_batch: int | None = _at("next_batch", _optional(_COUNT), default=None)
     """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
@@ -227,22 +229,9 @@ class WorkerSnapshot:
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
         """Return it as it is in the state."""
-        ended = self.has_ended or self.is_over
-        fetcher = {"dataset_iter_state": self.iterator_state, "fetcher_ended": ended} if is_stream else None
-        packed: dict[str, Any] = {"fetcher_state": fetcher}
-        _write(self, packed)
-        return packed
-
-    @classmethod
-    def unpack(cls, packed: Any, where: str, *, is_stream: bool) -> WorkerSnapshot:
-        """Return what `pack` was called on."""
-        if not is_stream:
-            return _read(cls, packed, where)
-        fetcher = _get(packed, "fetcher_state")
-        ended = _get(fetcher, "fetcher_ended")
-        if not isinstance(ended, bool):
-            raise StateMismatch(f"the state's {where}fetcher_state.fetcher_ended={ended!r} must be True or False")
-        return _read(cls, packed, where, iterator_state=_get(fetcher, "dataset_iter_state"), is_over=ended)
+        packed: dict[str, Any] = {}
+        _write(replace(self, is_over=self.has_ended or self.is_over), packed)
+        return packed if is_stream else packed | {"fetcher_state": None}
 
     @property
     def has_state(self) -> bool:
@@ -310,9 +299,9 @@ class LoaderPosition:
         packed = [_get(workers, f"worker_{number}") for number in range(num_packed)]
         is_stream = any(_get(one, "fetcher_state") is not None for one in packed)
         where = "_snapshot._worker_snapshots.worker_"
-        snapshots = [
-            WorkerSnapshot.unpack(one, f"{where}{number}.", is_stream=is_stream) for number, one in enumerate(packed)
-        ]
+        if not is_stream:
+            packed = [one | {"fetcher_state": {"dataset_iter_state": None, "fetcher_ended": False}} for one in packed]
+        snapshots = [_read(WorkerSnapshot, one, f"{where}{number}.") for number, one in enumerate(packed)]
         draws = _read(DrawsState, state)
         position = _read(cls, state, draws=draws, is_stream=is_stream, workers=tuple(snapshots))
         num_workers = position.num_workers

@@ -121,7 +121,7 @@ class Position:
     def advance(self, place: Place, chain: Chain) -> None:
         """Move to the place after a result. Source states before it aren't needed any more."""
         self.place = place
-        for states, number in zip(self.sources, chain.source_numbers(place), strict=True):
+        for states, number in zip(self.sources, chain.origin.source_numbers(place[0]), strict=True):
             if states and number is not None:
                 states.latest((self.begun.epoch, number))
 
@@ -133,7 +133,7 @@ class Position:
         if self.is_over or self.place is None:
             known = _if_any(states.latest((epoch, 0)) for states in self.sources)
             return replace(begun, epoch=epoch, place=None, sources=known or (() if self.is_over else begun.sources))
-        pairs = zip(self.sources, chain.source_numbers(self.place), strict=True)
+        pairs = zip(self.sources, chain.origin.source_numbers(self.place[0]), strict=True)
         found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
         return replace(begun, place=self.place, sources=found)
 

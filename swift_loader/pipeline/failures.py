@@ -88,10 +88,8 @@ class StageStats:
     """Items that came from upstream; None: the stage has no thread that counts them."""
     num_out: int = 0
     """Items that were handed on."""
-    input_wait_s: float = 0.0
-    """How long its thread has waited for upstream."""
-    output_wait_s: float = 0.0
-    """How long its thread has waited for room: for its workers, or for downstream."""
+    waited_s: dict[Wait, float] = field(default_factory=lambda: dict.fromkeys(Wait, 0.0))
+    """How long its thread has waited, by what for."""
     began_s: float = field(default_factory=time.perf_counter)
     waits_for: Wait = Wait.NOTHING
     """What its thread does now."""
@@ -100,28 +98,25 @@ class StageStats:
 
     def note_wait(self, now_s: float, following: Wait) -> None:
         """Record that a wait is over, and that the next one begins."""
-        waited_s = now_s - self.since_s
-        if self.waits_for is Wait.INPUT:
-            self.input_wait_s += waited_s
-        elif self.waits_for is Wait.OUTPUT:
-            self.output_wait_s += waited_s
+        self.waited_s[self.waits_for] += now_s - self.since_s
         self.since_s, self.waits_for = now_s, following
 
     def summary(self) -> dict[str, Any]:
         """Return the counts as plain types: items per second, shares of the time; see `Calls.summary`."""
         now_s = self.tally.ended_s or time.perf_counter()
         elapsed_s, current_s = max(1e-9, now_s - self.began_s), max(0.0, now_s - self.since_s)
-        input_s = self.input_wait_s + (current_s if self.waits_for is Wait.INPUT else 0.0)
-        output_s = self.output_wait_s + (current_s if self.waits_for is Wait.OUTPUT else 0.0)
-        # The thread of a stage that has workers waits for them, too, so its wait says nothing about downstream.
-        output = {"waiting_for_output": min(1.0, output_s / elapsed_s)} if self.calls is None else {}
+        input_share, output_share = (
+            min(1.0, (self.waited_s[wait] + (current_s if self.waits_for is wait else 0.0)) / elapsed_s)
+            for wait in (Wait.INPUT, Wait.OUTPUT)
+        )
         return {
             "stage": self.name,
             **({} if self.num_in is None else {"items_in": self.num_in}),
             "items_out": self.num_out,
             "items_per_s": self.num_out / elapsed_s,
-            "waiting_for_input": min(1.0, input_s / elapsed_s),
-            **(output if self.calls is None else self.calls.summary(elapsed_s)),
+            "waiting_for_input": input_share,
+            # The thread of a stage that has workers waits for them, too, so its wait says nothing about downstream.
+            **({"waiting_for_output": output_share} if self.calls is None else self.calls.summary(elapsed_s)),
         }
 
     def describe(self) -> str:

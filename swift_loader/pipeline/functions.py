@@ -16,7 +16,7 @@ from typing import Any
 
 from swift_loader.executors.calls import call_soon
 from swift_loader.executors.crew import Post
-from swift_loader.pipeline.stage import Gives, LoopRelay, Marker, Relay, Rest
+from swift_loader.pipeline.stage import LoopRelay, Marker, Relay, RelayStage, Rest, RestStage, Stage
 from swift_loader.scheduler.messages import Answered, Send
 from swift_loader.scheduler.work import IndexWork
 from swift_loader.worker.fetch import POSITION_BITS
@@ -139,7 +139,8 @@ class Job:
     `sample_rng()` in the function is keyed by the seed and the item.
     """
 
-    gives = Gives.RESULT
+    stage: type[Stage] = Stage
+    """What takes its answers."""
 
     def __init__(self, function: Callable[[Any], Any], seed: int, timeout_s: float | None, stage: str) -> None:
         """Call this function. `timeout_s`: how long the stage waits for a generator's result; None: no limit."""
@@ -180,7 +181,7 @@ class Job:
 class Step(Job):
     """Takes one result of a generator."""
 
-    gives = Gives.REST
+    stage = RestStage
 
     def _answer(self, task: Send, value: Any) -> Rest:
         if isinstance(value, Rest):
@@ -198,7 +199,7 @@ class Step(Job):
 class Pour(Job):
     """Pours a generator's results into a relay."""
 
-    gives = Gives.RELAY
+    stage = RelayStage
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -244,7 +245,7 @@ class AwaitedJob(Job):
 class AwaitedStep(AwaitedJob):
     """Takes one result of an async generator."""
 
-    gives = Gives.REST
+    stage = RestStage
 
     async def _awaited_answer(self, value: Any) -> Rest:
         results = value.results if isinstance(value, Rest) else aiter(self._function(value))
@@ -257,7 +258,7 @@ class AwaitedStep(AwaitedJob):
 class AwaitedPour(AwaitedJob):
     """Pours an async generator's results into a relay."""
 
-    gives = Gives.RELAY
+    stage = RelayStage
 
     async def _awaited_answer(self, value: Any) -> LoopRelay[Any]:
         relay: LoopRelay[Any] = LoopRelay(MAX_POURED, asyncio.get_running_loop(), **self._relay_options)

@@ -21,7 +21,7 @@ from swift_loader.pipeline.failures import in_stage_words
 from swift_loader.pipeline.functions import JOBS, Submitted, kind_of
 from swift_loader.pipeline.nodes import Node, Unbatch
 from swift_loader.pipeline.run import Run
-from swift_loader.pipeline.stage import Gives, ItemWork, Marker, Opening, Passes, Stage
+from swift_loader.pipeline.stage import ItemWork, Marker, Opening, Passes, Stage
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
@@ -203,7 +203,7 @@ class Map(Node):
         if is_process:
             function = (ListCalls if is_generator else Calls)(self.function)
             executor = process_executor(function, self.concurrency, settings, plan, self.name)
-            stage = Stage(passes, executor, settings, policy, self.concurrency, Gives.RESULT)
+            stage = Stage(passes, executor, settings, policy, self.concurrency)
             run.start(stage, plan)
             results = stage.passes(opening)
             return Unbatch().flows(results, opening) if is_generator else results
@@ -211,7 +211,7 @@ class Map(Node):
         job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s, self.name)
         loop = run.loop() if self.where is Where.LOOP else None
         calls = CallExecutor(job, loop, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
-        stage = Stage(passes, calls, settings, policy, self.concurrency, job.gives)
+        stage = job.stage(passes, calls, settings, policy, self.concurrency)
         run.start(stage, plan, job)
         return stage.passes(opening)
 

@@ -274,10 +274,6 @@ class Shard(Node):
     is_equal: bool
     """The items after the last full round are left out, so that all ranks get the same number."""
 
-    def __post_init__(self) -> None:
-        check_integer("world_size", self.world_size, 1)
-        check_integer("rank", self.rank, 0, self.world_size - 1)
-
     def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
         """Wait for the last item of a round, so that all ranks go on."""
         held: Any = None

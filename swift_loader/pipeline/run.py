@@ -85,7 +85,8 @@ class Run:
         self.passes: Passes = iter(())
         """The epochs after it."""
         self._event_loop = event_loop
-        self._uses_loop = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """What it uses of that."""
         self._parts: list[Stage | Relay[Item] | Job] = []
         """What is stopped, before any thread is waited for."""
         self._fillers: list[Filler] = []
@@ -94,11 +95,9 @@ class Run:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop, which runs in a thread of its own until the run is closed."""
-        loop = self._event_loop.enter()
-        if self._uses_loop:
-            self._event_loop.leave(0)  # it counts once
-        self._uses_loop = True
-        return loop
+        if self._loop is None:
+            self._loop = self._event_loop.enter()
+        return self._loop
 
     def start(self, stage: Stage, plan: PlanSettings, *jobs: Job) -> None:
         """Start a stage. `plan`: what its workers know about the items. `jobs` are stopped with it."""
@@ -128,8 +127,8 @@ class Run:
         for part in self._parts:
             part.stop()
         closes = [part.close for part in self._parts if isinstance(part, Stage)]
-        if self._uses_loop:
-            self._uses_loop = False
+        if self._loop is not None:
+            self._loop = None
             closes.append(self._event_loop.leave)
         try:
             close_together(closes, deadline_s)

@@ -207,7 +207,7 @@ class Plain:
             raise StateMismatch(f"the state has one of the source, but a {kind} has no load_state_dict() to take it")
 
     def source_numbers(self, entry: Any) -> list[int | None]:
-        """The entry is the number."""
+        """Return how many items of each plain source come before a place with this entry; None: it has ended."""
         return [entry]
 
     def describe(self) -> list[str]:
@@ -423,10 +423,6 @@ class Chain:
         if not all(isinstance(part, int) and part >= 0 for part in place[1:]):
             raise StateMismatch(f"the place {place!r} of the state has entries that are no counts")
         self.origin.check(place[0])
-
-    def source_numbers(self, place: Place) -> list[int | None]:
-        """Return how many items of each plain source come before a place; None: the source has ended."""
-        return self.origin.source_numbers(place[0])
 
     @property
     def num_results(self) -> int | None:

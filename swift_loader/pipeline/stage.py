@@ -467,17 +467,6 @@ def _flat(place: Any) -> list[int]:
     return [place] if isinstance(place, int) else [len(place), *(number for part in place for number in _flat(part))]
 
 
-class Gives(Enum):
-    """What a worker answers with."""
-
-    RESULT = "a result"
-    """One for each item, in the stage's order."""
-    RELAY = "a relay"
-    """Of all results of an item, filled while the stage takes from it; in order."""
-    REST = "a rest"
-    """A result of a generator, and the generator, to be continued as further work; out of order."""
-
-
 @dataclass(slots=True)
 class Rest:
     """A generator that has given some of its results. As a value, it is to be continued."""
@@ -493,7 +482,10 @@ class Rest:
 
 
 class Stage:
-    """One function, at work on several items."""
+    """One function, at work on several items. Its workers answer with a result for each."""
+
+    puts_back = False
+    """Whether work that isn't done yet goes back to the workers."""
 
     def __init__(
         self,
@@ -502,7 +494,6 @@ class Stage:
         settings: SchedulerSettings,
         policy: FailurePolicy,
         concurrency: int,
-        gives: Gives,
     ) -> None:
         """Start nothing. A thread of the stage uses `upstream`.
 
@@ -511,15 +502,12 @@ class Stage:
         """
         max_in_flight = settings.limits.max_in_flight
         max_fed = max(1, max_in_flight // 2)
-        self._feed = Feed(max_fed, policy.tally.epoch, puts_back=gives is Gives.REST)
+        self._feed = Feed(max_fed, policy.tally.epoch, puts_back=self.puts_back)
         self._stats = policy.tally.note(policy.stage)
         self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max_in_flight - concurrency + max_fed)
         self._executor = executor
         self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
         self._policy = policy
-        self._results = {Gives.RESULT: self._one_each, Gives.RELAY: self._all_of_each, Gives.REST: self._as_they_come}[
-            gives
-        ]
         self._num_taken = 0
         """How much work came back."""
         self._is_over = False
@@ -550,7 +538,7 @@ class Stage:
         """Say that no more items come, on the filling thread."""
         self._feed.end(error)
 
-    # Results, in the three forms in which workers give them. One thread of downstream's iterates.
+    # Results. One thread of downstream's iterates.
 
     def passes(self, opening: Opening) -> Passes:
         """Return the results of each epoch. Blocks while there is none. `opening`: where upstream began."""
@@ -558,43 +546,10 @@ class Stage:
             yield self._results(opening)
             opening = opening.following()
 
-    def _one_each(self, _: Opening) -> Iterator[Item]:
+    def _results(self, _: Opening) -> Iterator[Item]:
         for delivery, work in self._deliveries():
             if self._is_wanted(delivery, work):
                 yield self._count(delivery.batch, work.after)
-
-    def _all_of_each(self, opening: Opening) -> Iterator[Item]:
-        before, num_skipped = opening.start, opening.num_skipped
-        for delivery, work in self._deliveries():
-            if self._is_wanted(delivery, work):
-                for num_results, value in enumerate(self._poured(delivery.batch, work), 1):
-                    if num_results > num_skipped:
-                        yield self._count(value, (*before, num_results))
-            before, num_skipped = work.after, 0
-
-    def _poured(self, relay: Relay[Any], work: ItemWork) -> Iterator[Any]:
-        try:
-            yield from relay
-        except BaseException as error:
-            if relay.error is not error:  # thrown in by who iterates
-                raise
-            self._policy.note(work.number, error, work.after)
-        self._calls.note(relay.busy_s)
-
-    def _as_they_come(self, opening: Opening) -> Iterator[Item]:
-        num_results = 0
-        for delivery, work in self._deliveries():
-            rest: Rest | None = delivery.batch
-            if rest is None or rest.is_over:
-                self._is_wanted(delivery, work)
-                self._feed.note_done()
-                self._dispatcher.act()  # the end of the epoch may have waited for this
-            else:
-                value, rest.value = rest.value, None
-                self._feed.put_back(work, rest)
-                self._dispatcher.act()
-                num_results += 1
-                yield self._count(value, (*opening.start, num_results))  # no place says more
 
     def _is_wanted(self, delivery: Delivery, work: ItemWork) -> bool:
         self._policy.seen[self._policy.epoch] += 1
@@ -648,3 +603,46 @@ class Stage:
         self.stop()
         self._dispatcher.close()
         self._filler.thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+class RelayStage(Stage):
+    """One whose workers answer with a relay of all results of an item, filled while it takes from it; in order."""
+
+    def _results(self, opening: Opening) -> Iterator[Item]:
+        before, num_skipped = opening.start, opening.num_skipped
+        for delivery, work in self._deliveries():
+            if self._is_wanted(delivery, work):
+                for num_results, value in enumerate(self._poured(delivery.batch, work), 1):
+                    if num_results > num_skipped:
+                        yield self._count(value, (*before, num_results))
+            before, num_skipped = work.after, 0
+
+    def _poured(self, relay: Relay[Any], work: ItemWork) -> Iterator[Any]:
+        try:
+            yield from relay
+        except BaseException as error:
+            if relay.error is not error:  # thrown in by who iterates
+                raise
+            self._policy.note(work.number, error, work.after)
+        self._calls.note(relay.busy_s)
+
+
+class RestStage(Stage):
+    """One whose workers answer with a result of a generator, and the generator, to be continued; out of order."""
+
+    puts_back = True
+
+    def _results(self, opening: Opening) -> Iterator[Item]:
+        num_results = 0
+        for delivery, work in self._deliveries():
+            rest: Rest | None = delivery.batch
+            if rest is None or rest.is_over:
+                self._is_wanted(delivery, work)
+                self._feed.note_done()
+                self._dispatcher.act()  # the end of the epoch may have waited for this
+            else:
+                value, rest.value = rest.value, None
+                self._feed.put_back(work, rest)
+                self._dispatcher.act()
+                num_results += 1
+                yield self._count(value, (*opening.start, num_results))  # no place says more
