@@ -52,7 +52,8 @@ class TimedScheduler:
         limit = InFlightLimit.of(None, num_workers, in_order=in_order)
         limits = Limits(limit.num_batches, limit.per_worker, 64, in_order)
         self._scheduler = Scheduler(SchedulerSettings(limits, max_restarts=100, num_workers=num_workers))
-        self._scheduler.begin(PlannedSource(0, 0, lambda _: _NUM_STEPS), keeps_meaning=True)
+        plan = Plan.of(_NUM_STEPS, PlanSettings.of_seed(0))
+        self._scheduler.begin(PlannedSource(plan, 0, 0), keeps_meaning=True)
         self._in_order = in_order
         self._random = random.Random(0)
         self._now_s = self._spent_s = 0.0

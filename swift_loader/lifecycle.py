@@ -1,165 +1,49 @@
-"""What a loader does before `start()`; then it starts the session, and closes it.
+"""A loader from its making to `close()`: how it starts, its passes, and what the loop got in them.
 
-The loader, its iterators and its samplers refer to this object. Once none of them is left, the session is closed.
+The loader, its iterators and its samplers refer to one `Lifecycle`. Once none of them is left, the session is closed.
+
+An iterator makes one pass. With its first `next` it becomes the current one, and ends the one before it.
+
+If a signal handler raises in `next`, the exception comes out of it, and the pass continues with the next batch. If the
+handler interrupted something that can't be repeated, the pass ends with a `SwiftLoaderError` instead.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
+from swift_loader.checks import check_integer
+from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.device.move import Target, find_target
-from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled, warn
+from swift_loader.errors import LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.inline import dataset_of
 from swift_loader.executors.processes import make_fleet, warm_up
-from swift_loader.interrupts import run_finalizer
+from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import Options
-from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure
-from swift_loader.ranks.ranks import Ranks, expected_ranks, file_number, find_ranks, ranks_of_job, ranks_of_mesh
-from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.sampling.run import Run
+from swift_loader.ranks.agreement import SameData, agree_on_length, agree_on_run, report_failure
+from swift_loader.ranks.ranks import RankChoice, Ranks, expected_ranks, file_number
+from swift_loader.sampling.integers import as_integer, shown
+from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings, SkippedRange
+from swift_loader.sampling.run import PlannedPass, Run
+from swift_loader.scheduler.delivery import Delivery, LeaseState
+from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import Session
+from swift_loader.tuning import Autotuner, first_number
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
 
-if TYPE_CHECKING:
-    import torch
+_Delivered = tuple[int, "int | None", tuple[SampleFailure, ...]]
+"""A batch that the loop got: how many steps of the epoch are done with it, its step, and its failed samples."""
 
-    from swift_loader.ranks.agreement import SameData
-
-# What `start()` was told about the rank of this process.
-
-
-@dataclass(frozen=True, slots=True)
-class RankChoice:
-    """The arguments of `start()` that say which data this rank gets. The integers are checked."""
-
-    consumer_index: int | None = None
-    rank: int | None = None
-    """The same as `consumer_index`; only one of them may be given."""
-    world_size: int | None = None
-    """How many data-parallel ranks there are."""
-    mesh: Any = None
-    data_dims: Sequence[str] | None = None
-    share_batches: bool = True
-    """Whether ranks of one node that need the same data load it once."""
-
-    def find(self, nb_consumer: int | None) -> Ranks:
-        """Return the rank of this process. `nb_consumer` is the option, or None.
-
-        Raises `TypeError` if two arguments exclude each other, `ValueError` if they contradict each other, the option
-        or the launcher, `RuntimeError` if there are several ranks, and nothing says which one this is.
-        """
-        if self.consumer_index is not None and self.rank is not None:
-            raise TypeError("consumer_index and rank are both given; they are one argument, so give rank only")
-        rank = self.consumer_index if self.rank is None else self.rank
-        if self.mesh is not None:
-            if rank is not None or self.world_size is not None:
-                raise TypeError("mesh says rank and world_size; give mesh, or rank and world_size, not both")
-            return ranks_of_mesh(self.mesh, self.data_dims, nb_consumer)
-        if self.data_dims is not None:
-            raise TypeError("data_dims names dimensions of a mesh, but there is no mesh; give mesh, too")
-        if self.world_size is not None and nb_consumer not in (None, self.world_size):
-            raise ValueError(
-                f"world_size={self.world_size}, but the loader was made with nb_consumer={nb_consumer}; they are one "
-                f"number, so give world_size only"
-            )
-        if rank is not None and self.world_size is not None:
-            return ranks_of_job(rank, self.world_size)
-        return find_ranks(rank, nb_consumer if self.world_size is None else self.world_size)
-
-
-class Preparation:
-    """The dataset in this process and the template that builds it in another, each made when something needs it.
-
-    The supervisor belongs to this object until `hand_over`, and is closed with it. Any thread may call `close`.
-    """
-
-    def __init__(self, options: Options, dataset: Any = None) -> None:
-        self._options = options
-        self.dataset: Any = options.workers.dataset if dataset is None else dataset
-        """The dataset in this process; None if it isn't built here."""
-        self._supervisor: Fleet | None = None
-        self._close_supervisor: weakref.finalize[Any, Any] | None = None
-        delivery = options.delivery
-        num_local = delivery.num_workers if delivery.executor is None else delivery.num_local
-        if num_local:
-            warm_up(options.workers.start_method, options.workers.modules)
-
-    def use_options(self, options: Options) -> None:
-        """Prepare a loader with another number of workers, at least 1."""
-        self._options = options
-        if self._supervisor is not None:
-            self._supervisor.resize(options.delivery.num_workers, options.delivery.limits)
-
-    def built_dataset(self) -> Any:
-        """Return the dataset in this process. Build it if it isn't built here yet."""
-        if self.dataset is None:
-            self.dataset = dataset_of(self._options.workers)
-        return self.dataset
-
-    def begin(self, plan: PlanSettings) -> None:
-        """Begin to build the dataset in a template, unless that was done. Returns at once."""
-        if self._supervisor is not None or not self._options.delivery.uses_processes:
-            return
-        supervisor = self._make_supervisor(plan)
-        try:
-            supervisor.start_first()
-        except BaseException:
-            self.close()
-            raise
-
-    def num_samples(self, plan: PlanSettings) -> int:
-        """Return the dataset's length. Blocks while a template builds the dataset, if it isn't in this process."""
-        if self.dataset is not None or not self._options.delivery.uses_processes:
-            return length_of(self.built_dataset())
-        supervisor = self._supervisor
-        if supervisor is None or not supervisor.owner.is_here():
-            supervisor = self._make_supervisor(plan)
-        try:
-            return supervisor.wait_built()[0]
-        except BaseException:
-            self.close()
-            raise
-
-    def supervisor_for(self, plan: PlanSettings) -> Fleet | None:
-        """Return the supervisor that is there already, if this plan can use it; else a new one. None without workers.
-
-        It belongs to this object until `hand_over`.
-        """
-        if not self._options.delivery.uses_processes:
-            return None
-        supervisor = self._supervisor
-        if supervisor is not None and supervisor.owner.is_here():
-            seeds_by_plan = self._options.workers.rng is Rng.WORKER
-            if (supervisor.spec.plan == plan or not seeds_by_plan) and supervisor.is_current():
-                return supervisor
-        self.close()
-        return self._make_supervisor(plan)
-
-    def hand_over(self) -> None:
-        """Leave the supervisor to the session, which closes it."""
-        self._supervisor = None
-        if self._close_supervisor is not None:
-            self._close_supervisor.detach()
-
-    def close(self) -> None:
-        """Close the supervisor, if there is one. Idempotent."""
-        self._supervisor = None
-        if self._close_supervisor is not None:
-            run_finalizer(self._close_supervisor)
-
-    def _make_supervisor(self, plan: PlanSettings) -> Fleet:
-        self._supervisor = supervisor = make_fleet(WorkerSpec(self._options.workers, plan), self._options.delivery)
-        self._close_supervisor = weakref.finalize(self, supervisor.close)
-        return supervisor
+_NOTHING: _Delivered = (0, None, ())
 
 
 class LoaderState(Enum):
@@ -172,9 +56,10 @@ class LoaderState(Enum):
 
 
 class Lifecycle:
-    """A loader from its making to `close()`.
+    """What a loader does, apart from its public names.
 
-    Any thread may call `close` and `resize`; the others belong to the loop's thread.
+    Any thread may call `close` and `resize`. The others belong to the loop's thread: through the loader, or through an
+    iterator whose turn it is.
     """
 
     def __init__(self, options: Options, run: Run, dataset: Any = None) -> None:
@@ -183,82 +68,118 @@ class Lifecycle:
         """`resize` replaces them."""
         self._resizing = threading.RLock()
         """Held while it does, and as `start` begins. Reentrant, as a signal handler may resize."""
-        self._run = run
-        self.preparation = Preparation(options, dataset)
+        self.run = run
+        self.dataset: Any = options.workers.dataset if dataset is None else dataset
+        """The dataset in this process; None if it isn't built here."""
         self.state = LoaderState.NEW
+        self._fleet: Fleet | None = None
+        """Builds the dataset in other processes, until the session owns it."""
         self.session: Session | None = None
         """The started session. It stays after `close`."""
+        self._closing: weakref.finalize[..., Any] | None = None
+        """Closes the fleet, or the session that owns it by now."""
         self._failure: BaseException | None = None
         """Why the session was closed. Each later pass raises it."""
-        self._close_session: weakref.finalize[Any, Any] | None = None
         self._skips_world_size: int | None = None
         """The number of ranks whose steps the user skipped before `start`; None: none were."""
+        self.turn = Turn()
+        self.sample_errors = SampleErrors(options.report.max_errors)
+        self._current: weakref.ref[EpochIterator] | None = None
+        self._last = self._before = _NOTHING
+        """The last batch that the loop got, and the one before it."""
+        delivery = options.delivery
+        if delivery.num_workers if delivery.executor is None else delivery.num_local:
+            warm_up(options.workers.start_method, options.workers.modules)
 
     def check_open(self, text: str = "the loader was closed; make a new one") -> None:
         """Raise `LoaderClosed` with this text if the loader was closed."""
         if self.state is LoaderState.CLOSED:
             raise LoaderClosed(text)
 
+    # Where the dataset is built ---------------------------------------------------------------------------------------
+
+    def built_dataset(self) -> Any:
+        """Return the dataset in this process. Build it if it isn't built here yet."""
+        if self.dataset is None:
+            self.dataset = dataset_of(self.options.workers)
+        return self.dataset
+
     def prepare(self) -> None:
         """Begin to build the dataset in a template, see `SwiftLoader.prepare`."""
         self.check_open()
-        if self.state is LoaderState.NEW:
-            self.preparation.begin(self.plan_settings())
+        if self.state is not LoaderState.NEW or self._fleet is not None or not self.options.delivery.uses_processes:
+            return
+        fleet = self._make_fleet(self.plan_settings())
+        try:
+            fleet.start_first()
+        except BaseException:
+            self._release()
+            raise
 
-    def start(
-        self,
-        choice: RankChoice | None = None,
-        device: torch.device | str | int | None = None,
-        to_device: Callable[..., Any] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """Start the session of one rank, see `SwiftLoader.start`."""
+    def num_samples(self) -> int:
+        """Return the dataset's length. Before `start` this may start a process that builds the dataset."""
+        if self.run.num_samples is None:
+            self.run.note_length(self._measured_dataset())
+        assert self.run.num_samples is not None
+        return self.run.num_samples
+
+    def _measured_dataset(self) -> int:
+        if self.dataset is not None or not self.options.delivery.uses_processes:
+            return length_of(self.built_dataset())
+        fleet = self._fleet
+        if fleet is None or not fleet.owner.is_here():
+            fleet = self._make_fleet(self.plan_settings())
+        try:
+            return fleet.wait_built()[0]
+        except BaseException:
+            self._release()
+            raise
+
+    def _fleet_for(self, plan: PlanSettings) -> Fleet | None:
+        """Return the fleet that is there already, if this plan can use it; else a new one. None without processes."""
+        if not self.options.delivery.uses_processes:
+            return None
+        fleet = self._fleet
+        if fleet is not None and fleet.owner.is_here():
+            seeds_by_plan = self.options.workers.rng is Rng.WORKER
+            if (fleet.spec.plan == plan or not seeds_by_plan) and fleet.is_current():
+                return fleet
+        self._release()
+        return self._make_fleet(plan)
+
+    def _make_fleet(self, plan: PlanSettings) -> Fleet:
+        self._fleet = fleet = make_fleet(WorkerSpec(self.options.workers, plan), self.options.delivery)
+        self._own(fleet)
+        return fleet
+
+    def _own(self, owned: Fleet | Session) -> None:
+        """Close this in the end. It owns what was to be closed before."""
+        before, self._closing = self._closing, weakref.finalize(self, owned.close)
+        if before is not None:
+            before.detach()
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    def start(self, choice: RankChoice, target: Target | None) -> None:
+        """Start the session of one rank, see `SwiftLoader.start`. `target` None leaves batches as they are."""
         with self._resizing:  # another thread may be changing the number of workers that are to be started
             self.check_open()
             if self.state is not LoaderState.NEW:
                 raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
             self.state = LoaderState.STARTING
         try:
-            choice = choice or RankChoice()
             ranks = choice.find(self.options.sampling.world_size)
             self._check_skips(ranks)
-            target = find_target(device, to_device, dtype, pin_memory=self.options.delivery.pin_memory)
-            is_made_here = self.options.maker.is_here()
             group = agree_on_run(
-                self._run,
+                self.run,
                 ranks,
                 self.options.facts(),
-                is_made_here=is_made_here,
+                is_made_here=self.options.maker.is_here(),
                 shares_batches=self._may_share(ranks, wanted=choice.share_batches),
             )
             self.session = self._start_session(ranks, target, group)
         finally:
             self._end_start()
-
-    def resize(self, num_workers: int, *, is_auto: bool = False) -> None:
-        """Change the number of workers, see `SwiftLoader.resize`. Any thread.
-
-        `is_auto`: the loader changes it by itself. What the user chooses stays.
-        """
-        self.check_open()
-        with self._resizing:
-            if is_auto and not self.options.delivery.is_auto:  # the user has just chosen a number
-                return
-            options = self.options.resized(num_workers, is_auto=is_auto)
-            if not self.options.delivery.num_workers:
-                raise RuntimeError(
-                    f"resize({num_workers}) needs a loader with workers, and worker_per_consumer=0 builds batches in "
-                    f"the calling thread. Make the loader with worker_per_consumer=1 or more"
-                )
-            if self.state is LoaderState.STARTING:
-                raise RuntimeError("the loader is starting; call resize() before start(), or once it has returned")
-            if self.session is None:
-                self.preparation.use_options(options)
-            else:
-                self.session.resize(options)
-            self.options = options
-        if self.session is not None and options.delivery.in_flight.warning:
-            warn(options.delivery.in_flight.warning)
 
     def _may_share(self, ranks: Ranks, *, wanted: bool) -> bool:
         """Return whether this rank shares batches with those that need the same data, if there are any."""
@@ -280,28 +201,23 @@ class Lifecycle:
                 broadcast = Broadcast(
                     group.store, group.ranks, group.rank, delivery.timeout_s, delivery.stall_warning_s
                 )
-            plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
+            plan = replace(options.sampling.plan_settings(self.run.order, ranks), skips=self.run.skips)
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
             if broadcast is not None and not broadcast.is_leader:
-                self.preparation.close()
-                dataset = supervisor = None
+                self._release()
+                dataset = fleet = None
             else:
-                dataset = None if delivery.uses_processes else self.preparation.built_dataset()
-                supervisor = self.preparation.supervisor_for(plan)
+                dataset = None if delivery.uses_processes else self.built_dataset()
+                fleet = self._fleet_for(plan)
+            number = file_number(ranks)
             session = Session(
-                options,
-                plan,
-                target,
-                file_number=file_number(ranks),
-                dataset=dataset,
-                supervisor=supervisor,
-                broadcast=broadcast,
+                options, self.run, plan, target, file_number=number, dataset=dataset, fleet=fleet, broadcast=broadcast
             )
-            self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
-            self.preparation.hand_over()
+            self._own(session)  # another thread may close it while it starts
+            self._fleet = None
             self.check_open("the loader was closed while it started")
-            session.start(self._run)
+            session.start()
         except BaseException as error:
             if broadcast is not None and broadcast.is_leader and isinstance(error, Exception):
                 with suppress(SwiftLoaderError):  # this rank's own error matters more
@@ -313,7 +229,7 @@ class Lifecycle:
             raise
         try:
             agree_on_length(ranks, session.dispatcher.num_samples)
-            self._run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
+            self.run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
         except BaseException:
             self._release()
             raise
@@ -335,30 +251,18 @@ class Lifecycle:
         if self._failure is not None:
             raise self._failure
         if self.session is None:
-            self.start()
+            self.start(RankChoice(), find_target(None, None, None, pin_memory=self.options.delivery.pin_memory))
         assert self.session is not None
         return self.session
-
-    def num_samples(self) -> int:
-        """Return the dataset's length. Before `start` this may start a process that builds the dataset."""
-        if self._run.num_samples is None:
-            self._run.note_length(self.preparation.num_samples(self.plan_settings()))
-        assert self._run.num_samples is not None
-        return self._run.num_samples
 
     def plan_settings(self) -> PlanSettings:
         """Return the settings of this rank's plan; before `start`, as far as they are known."""
         sampling = self.options.sampling
         if self.session is not None:
-            settings = self.session.plan.settings
+            settings = self.session.settings
         else:
-            settings = sampling.plan_settings(self._run.order, expected_ranks(sampling.world_size))
-        return replace(settings, skips=self._run.skips)
-
-    def note_skip(self, plan: Plan) -> None:
-        """Record the plan whose steps the user skips. Before `start`, it is one for the expected ranks."""
-        if self.session is None:
-            self._skips_world_size = plan.settings.world_size
+            settings = sampling.plan_settings(self.run.order, expected_ranks(sampling.world_size))
+        return replace(settings, skips=self.run.skips)
 
     def _check_skips(self, ranks: Ranks) -> None:
         """Raise if steps were skipped that are others with these ranks."""
@@ -370,6 +274,73 @@ class Lifecycle:
                 f"skip() after start()"
             )
 
+    def resize(self, num_workers: int, *, is_auto: bool = False) -> None:
+        """Change the number of workers, see `SwiftLoader.resize`. Any thread.
+
+        `is_auto`: the loader changes it by itself. What the user chooses stays.
+        """
+        self.check_open()
+        with self._resizing:
+            if is_auto and not self.options.delivery.is_auto:  # the user has just chosen a number
+                return
+            options = self.options.resized(num_workers, is_auto=is_auto)
+            if not self.options.delivery.num_workers:
+                raise RuntimeError(
+                    f"resize({num_workers}) needs a loader with workers, and worker_per_consumer=0 builds batches in "
+                    f"the calling thread. Make the loader with worker_per_consumer=1 or more"
+                )
+            if self.state is LoaderState.STARTING:
+                raise RuntimeError("the loader is starting; call resize() before start(), or once it has returned")
+            if self.session is not None:
+                self.session.resize(options)
+            elif self._fleet is not None:
+                self._fleet.resize(options.delivery.num_workers, options.delivery.limits)
+            self.options = options
+        if self.session is not None and options.delivery.in_flight.warning:
+            warn(options.delivery.in_flight.warning)
+
+    # Passes -----------------------------------------------------------------------------------------------------------
+
+    def begin_pass(self, iterator: EpochIterator) -> Callable[[], Delivery]:
+        """Begin the next pass. Any earlier iterator is superseded. Return the same as `Session.begin_pass`.
+
+        Raises `SwiftLoaderWarning` if samples of an unfinished pass failed, and the user turns warnings into errors; no
+        pass has begun then. Raises `LoaderClosed` if the loader was closed, or what starting the session raised.
+        """
+        self.warn_of_failures()
+        session = self.started_session()
+        self.supersede()
+        self._current = weakref.ref(iterator)
+        take, this = session.begin_pass(), self.run.this
+        assert this is not None, "it has begun"
+        if session.observer.autotuner is None and self.options.delivery.is_auto:
+            session.observer.autotuner = self._make_autotuner(session)
+        self.sample_errors.begin(this.begin.epoch, this.plan.num_samples(this.begin.epoch))
+        self._last = _NOTHING
+        return take
+
+    def _make_autotuner(self, session: Session) -> Autotuner:
+        """Return what chooses the number of workers from now on. The first number follows from the first batch."""
+        setup = session.observer.recent(session, 1).setup
+        number = first_number(setup, session.dispatcher.fastest_build_s)
+        if number != setup.num_workers:
+            self.resize(number, is_auto=True)
+        return Autotuner(number)
+
+    def tune(self, session: Session) -> None:
+        """Change the number of workers if that is due. Between two batches."""
+        if (number := session.observer.tune(session)) is not None:
+            self.resize(number, is_auto=True)
+
+    def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:
+        """Record that the loop got the batch of this step, and that `num_steps` steps of the epoch are done."""
+        self._before, self._last = self._last, (num_steps, step, failures)
+
+    def take_back(self, num_steps: int) -> None:
+        """Record that only `num_steps` steps are done: the batch after them, if it was noted, isn't handed out."""
+        if self._last[0] > num_steps:
+            self._last = self._before
+
     def fail(self, error: BaseException) -> None:
         """Close the session because there are no more batches.
 
@@ -378,9 +349,89 @@ class Lifecycle:
         """
         if isinstance(error, (WorkerStalled, LoaderClosed)) or self.session is None:
             return
-        if self._close_session is not None:
+        if self._closing is not None:
             self._failure = error
-            run_finalizer(self._close_session)
+            run_finalizer(self._closing)
+
+    def warn_of_failures(self) -> None:
+        """Warn once about the failed samples of the pass, if there are any.
+
+        Raises `SwiftLoaderWarning` if the user's warning filter turns warnings into errors.
+        """
+        if (summary := self.sample_errors.take_summary()) is not None:
+            warn(summary)
+
+    def supersede(self) -> None:
+        """End the current pass. Its iterator raises at its next batch."""
+        current = self._current() if self._current is not None else None
+        if current is not None:
+            current.supersede()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, see `SwiftLoader.set_epoch`."""
+        self.run.choose(check_integer("epoch", epoch, 0, MAX_EPOCH))
+
+    def skip(self, steps: int | Iterable[int], epoch: int | None) -> None:
+        """Leave steps out, see `SwiftLoader.skip`."""
+        self.check_open()
+        plan, present = self.next_plan()
+        current = self._current() if self._current is not None else None
+        epoch = check_integer("epoch", present if epoch is None else epoch, 0, MAX_EPOCH)
+        in_order, is_running = self.options.delivery.in_order, current is not None and current.is_active
+        if not in_order and is_running and self.run.this is not None and epoch == self.run.this.begin.epoch:
+            raise RuntimeError(
+                f"steps of epoch {epoch} can't be skipped in the middle of it with in_order=False: batches arrive as "
+                f"they get ready, so no position says which ones are left. Skip them before the pass begins"
+            )
+        self.run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], plan.order.num_samples)
+        session = self.session
+        if session is None:  # they are steps of the expected ranks
+            self._skips_world_size = plan.settings.world_size
+        elif current is None or not current.is_active:
+            session.seek()
+        elif in_order:  # else it continues as it is: the skips are of later epochs
+            current.reopen()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loop's position, see `SwiftLoader.state_dict`."""
+        if not self.options.delivery.in_order and self.run.is_partly_delivered:
+            raise RuntimeError(
+                "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
+                "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
+            )
+        return self.run.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass resume at a saved position, see `SwiftLoader.load_state_dict`."""
+        self.check_open()
+        self.run.load_state_dict(state)
+        self._last = _NOTHING
+        self.supersede()
+        if self.session is not None:
+            self.session.seek()
+
+    def next_plan(self) -> tuple[Plan, int]:
+        """Return the plan and the epoch of the current pass; between passes, those of the next one."""
+        num_samples, settings = self.num_samples(), self.plan_settings()
+        if self.run.is_in_pass:
+            return Plan.of(num_samples, settings), self.run.position.epoch
+        begin = self.run.next_begin(num_samples)
+        return Plan.of(num_samples, settings.resumed_at(begin)[0]), begin.epoch
+
+    def num_batches(self) -> int:
+        """Return the batches of the current pass's epoch; between passes, those of the next one's."""
+        plan, epoch = self.next_plan()
+        return plan.num_batches(epoch)
+
+    def last_batch(self) -> BatchPlan | None:
+        """Return the indices and the padding of the batch that the loop got last; None before the first."""
+        _, step, failures = self._last
+        this = self.run.this
+        return (
+            None if step is None or this is None else delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
+        )
+
+    # Closing ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop all processes and threads, and issue the last warnings. Idempotent and thread-safe."""
@@ -390,10 +441,212 @@ class Lifecycle:
             self.session.dispatcher.issue_warnings()
 
     def _release(self) -> None:
-        """Close what exists: the prepared supervisor, and the session, which may be starting."""
-        self.preparation.close()
-        if self._close_session is not None:
-            run_finalizer(self._close_session)
+        """Close what exists: the fleet, or the session, which may be starting. Idempotent."""
+        self._fleet = None
+        if self._closing is not None:
+            run_finalizer(self._closing)
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.state.value}, {self.session!r}>"
+
+
+class IteratorState(Enum):
+    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""
+
+    FRESH = "fresh"
+    ACTIVE = "active"
+    DONE = "done"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
+class EpochIterator(LoopIterator):
+    """Iterates over one epoch, which the first `next` chooses. An iterator that is never used costs nothing.
+
+    Errors are permanent: after one, each `next` raises it again. The same holds for the end of the epoch.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        super().__init__(lifecycle.turn)
+        self._lifecycle = lifecycle
+        self._state = IteratorState.FRESH
+        self._this: PlannedPass | None = None
+        """None until it has begun."""
+        self._session: Session
+        """Known once it has begun, as the next one."""
+        self._take: Callable[[], Delivery]
+        """See `Session.begin_pass`."""
+        self._error: BaseException | None = None
+        self._is_tuned = lifecycle.options.delivery.is_auto
+
+    def _advance(self) -> Delivery:
+        if self._state is not IteratorState.ACTIVE:
+            self._begin()
+        lifecycle, session, this = self._lifecycle, self._session, self._this
+        assert this is not None
+        if session.owner is not None and session.owner.pid != self._turn.pid:
+            session.owner.check()
+        if this.num_steps >= this.num_batches:
+            self._state = IteratorState.DONE
+            this.is_ended = True
+            session.end_pass()
+            lifecycle.warn_of_failures()
+            raise StopIteration
+        delivery = self._taken
+        if delivery is None:
+            if self._is_tuned:
+                lifecycle.tune(session)
+            delivery = self._take()
+            if delivery.error is not None or delivery.num_before != this.num_steps - session.offset:
+                self._fail_at(delivery, this)
+            self._taken = delivery
+        if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
+            self._check_usable()
+        work = delivery.work
+        assert work is not None
+        if delivery.failures:
+            self._note_failures(delivery.failures)
+        if delivery.lease is not None:
+            delivery.lease.state = LeaseState.KEPT
+        this.num_steps += 1
+        lifecycle.note_delivery(this.num_steps, work.step, delivery.failures)
+        return delivery
+
+    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:  # noqa: ARG002
+        self._taken = taken = delivery or self._taken
+        if taken is not None and taken.num_before is not None and self._this is not None and self.is_active:
+            self._this.num_steps = taken.num_before + self._session.offset
+            self._lifecycle.take_back(self._this.num_steps)
+
+    def _note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
+        try:
+            self._lifecycle.sample_errors.note(failures)
+        except TooManyErrors as error:
+            self._fail(error)
+
+    def _begin(self) -> None:
+        """Begin the pass if it is fresh, or raise why it gives no batches."""
+        if self._state is not IteratorState.FRESH:
+            self._check_usable()
+        lifecycle = self._lifecycle
+        had_started = lifecycle.session is not None
+        try:
+            self._take = lifecycle.begin_pass(self)
+        except Exception as error:
+            # Our own errors and those of the dataset's constructor. Any other error comes from a signal handler, or
+            # from the user's warning filter: then this iterator stays fresh.
+            if is_interrupt(error) or (had_started and not isinstance(error, SwiftLoaderError)):
+                raise
+            self._fail(error)
+        assert lifecycle.session is not None
+        self._session, self._this = lifecycle.session, lifecycle.run.this
+        self._state = IteratorState.ACTIVE
+
+    def _fail_at(self, delivery: Delivery, this: PlannedPass) -> NoReturn:
+        """End the pass because of what came in a batch's place."""
+        if delivery.error is None:
+            self._fail(
+                SwiftLoaderError(
+                    f"batch {this.num_steps} of epoch {this.begin.epoch} is lost because a signal handler raised an "
+                    f"exception that interrupted the loop while it took the batch. Start a new pass"
+                )
+            )
+        if delivery.work is None:  # there are no more batches
+            self._lifecycle.fail(delivery.error)
+        self._fail(delivery.error)
+
+    def __len__(self) -> int:
+        """Batches that are still to come, including all of them before the first `next`."""
+        this = self._this
+        return self._lifecycle.num_batches() if this is None else this.num_batches - this.num_steps
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pass has begun and may give more batches."""
+        return self._state is IteratorState.ACTIVE
+
+    def reopen(self) -> None:
+        """Continue with another rest of the same epoch, because some of its steps are skipped now."""
+        self._take, self._taken = self._session.reopen_pass(), None
+
+    def supersede(self) -> None:
+        """End this pass because a newer one has begun."""
+        if self._state is IteratorState.ACTIVE:
+            self._state = IteratorState.SUPERSEDED
+
+    def _check_usable(self) -> None:
+        """Raise if this pass is over, was superseded or has failed."""
+        if self._state is IteratorState.DONE:
+            raise StopIteration
+        if self._state is IteratorState.SUPERSEDED:
+            raise RuntimeError(
+                "this iterator can't continue: it was superseded by a newer one of the same loader, or by "
+                "load_state_dict() or a new collate_fn. Finish one pass before the next, or make a second loader"
+            )
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """End the pass: raise this error, now and from each later `next`."""
+        if isinstance(error, StopIteration):  # from the user's code: a collate function, a decoder, a constructor
+            stop, error = error, RuntimeError("the user's code raised StopIteration, which would end the epoch early")
+            error.__cause__ = stop
+        self._state = IteratorState.FAILED
+        self._error = error
+        self._taken = None
+        raise error
+
+    def __repr__(self) -> str:
+        this = self._this
+        where = f" epoch {this.begin.epoch}, {this.num_steps} of {this.num_batches}" if this is not None else ""
+        return f"<EpochIterator {self._state.value}{where}>"
+
+
+def _each_step(steps: Any) -> Iterable[Any]:
+    if as_integer(steps) is not None:
+        return [steps]
+    if not isinstance(steps, Iterable):
+        raise TypeError(f"steps={steps!r} is a {type(steps).__name__}; it must be an integer, or several of them")
+    return steps
+
+
+def _range_of(plan: Plan, epoch: int, step: Any) -> SkippedRange:
+    number = check_integer("step", step, 0)
+    try:
+        found = plan.range_of(epoch, number)
+    except IndexError as error:
+        raise ValueError(f"step {shown(number)} can't be skipped: {error}; steps count from 0") from error
+    if not plan.has_whole_steps_in(found):
+        raise ValueError(
+            f"step {number} of epoch {epoch} can't be skipped: a part of that epoch was delivered or skipped with "
+            f"another batch_size or nb_consumer, so its batches begin elsewhere. Load the state into a loader with "
+            f"these numbers, skip there, and load the state_dict() of that loader here"
+        )
+    return found
+
+
+class EpochSampler:
+    """Iterates over the dataset indices that this rank gets in the next epoch, like a torch sampler.
+
+    Frameworks expect a loader to have a sampler with `set_epoch`.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, as `SwiftLoader.set_epoch` does."""
+        self._lifecycle.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        plan, epoch = self._lifecycle.next_plan()
+        reader = PlanReader(plan)
+        for step in range(plan.num_batches(epoch)):
+            yield from reader.batch(epoch, step).indices.tolist()
+
+    def __len__(self) -> int:
+        plan, epoch = self._lifecycle.next_plan()
+        return plan.num_samples(epoch)
+
+    def __repr__(self) -> str:
+        return "<EpochSampler of a SwiftLoader>"

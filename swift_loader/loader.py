@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.checks import check_callable, check_flag, check_optional_integer, check_rank
-from swift_loader.lifecycle import Lifecycle, LoaderState, RankChoice
+from swift_loader.device.move import find_target
+from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
-from swift_loader.passes import EpochIterator, EpochSampler, Passes
+from swift_loader.ranks.ranks import RankChoice
 from swift_loader.report.report import Report
 from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
@@ -198,9 +199,8 @@ class SwiftLoader:
         self._set_up(Options.of(given))
 
     def _set_up(self, options: Options, run: Run | None = None, dataset: Any = None) -> None:
-        self._run = Run(options.sampling.order_settings(), options.sampling.chosen) if run is None else run
-        self._lifecycle = Lifecycle(options, self._run, dataset)
-        self._passes = Passes(self._lifecycle, self._run, options)
+        run = Run(options.sampling.order_settings(), options.sampling.chosen) if run is None else run
+        self._lifecycle = Lifecycle(options, run, dataset)
 
     @property
     def _options(self) -> Options:
@@ -275,7 +275,8 @@ class SwiftLoader:
             data_dims,
             check_flag("share_batches", share_batches),
         )
-        self._lifecycle.start(choice, device, to_device, dtype)
+        target = find_target(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
+        self._lifecycle.start(choice, target)
 
     def prepare(self) -> None:
         """Begin to build the dataset in another process, and return at once.
@@ -317,7 +318,7 @@ class SwiftLoader:
         try:
             self._lifecycle.close()
         finally:
-            self._passes.warn_of_failures()
+            self._lifecycle.warn_of_failures()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
         """Close this loader and return a new one with another `collate_fn`.
@@ -328,9 +329,9 @@ class SwiftLoader:
         """
         workers = replace(self._options.workers, collate_fn=check_callable("collate_fn", collate_fn))
         successor = SwiftLoader.__new__(SwiftLoader)
-        options, dataset = replace(self._options, workers=workers), self._lifecycle.preparation.dataset
-        successor._set_up(options, self._run, dataset)  # noqa: SLF001 - of this class
-        self._passes.supersede()
+        options, dataset = replace(self._options, workers=workers), self._lifecycle.dataset
+        successor._set_up(options, self._lifecycle.run, dataset)  # noqa: SLF001 - of this class
+        self._lifecycle.supersede()
         self.close()
         return successor
 
@@ -346,7 +347,7 @@ class SwiftLoader:
 
     def __iter__(self) -> EpochIterator:
         """Return an iterator over the next epoch. Its first `next` starts it and ends any other iterator."""
-        return EpochIterator(self._passes)
+        return EpochIterator(self._lifecycle)
 
     def __len__(self) -> int:
         """Batches in the current epoch, or in the next one between epochs. Includes those already delivered.
@@ -354,7 +355,7 @@ class SwiftLoader:
         All epochs have the same length, except one that was begun with another `batch_size` or `nb_consumer`. There,
         what was delivered before counts in batches of the present size. Before `start()` this may build the dataset.
         """
-        return self._passes.num_batches()
+        return self._lifecycle.num_batches()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, an integer of at least 0. The epoch determines the order.
@@ -363,7 +364,7 @@ class SwiftLoader:
         epoch starts from its first batch. Setting the current epoch changes nothing in the current pass. The next pass
         repeats that epoch if the current one isn't finished.
         """
-        self._passes.set_epoch(epoch)
+        self._lifecycle.set_epoch(epoch)
 
     def skip(self, steps: int | Iterable[int], epoch: int | None = None) -> None:
         """Leave out steps of an epoch: the loop doesn't get their batches, and they aren't built.
@@ -387,7 +388,7 @@ class SwiftLoader:
                 then.
             RuntimeError: With `in_order=False`, in the middle of this epoch.
         """
-        self._passes.skip(steps, epoch)
+        self._lifecycle.skip(steps, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, as a dict of a few integers, and of ranges of samples if any were skipped.
@@ -399,7 +400,7 @@ class SwiftLoader:
         Raises:
             RuntimeError: With `in_order=False`, in the middle of an epoch: no position says what was delivered.
         """
-        return self._passes.state_dict()
+        return self._lifecycle.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict()` was called, with the next pass.
@@ -414,14 +415,14 @@ class SwiftLoader:
             TypeError: The state isn't a dict.
             StateMismatch: The state is of another dataset or order. The message names the field and both values.
         """
-        self._passes.load_state_dict(state)
+        self._lifecycle.load_state_dict(state)
 
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
     def dataset(self) -> Any:
         """The dataset instance that was given; else one that is built in this process on first use."""
-        return self._lifecycle.preparation.built_dataset()
+        return self._lifecycle.built_dataset()
 
     @property
     def batch_size(self) -> int:
@@ -441,7 +442,7 @@ class SwiftLoader:
     @property
     def has_started(self) -> bool:
         """Whether `start()` has succeeded; stays True after `close()`."""
-        return self._passes.has_started
+        return self._session is not None
 
     @property
     def num_padding(self) -> int:
@@ -449,7 +450,7 @@ class SwiftLoader:
 
         `loss[:len(loss) - loader.num_padding]` counts every sample once.
         """
-        last = self._passes.last_batch()
+        last = self._lifecycle.last_batch()
         return 0 if last is None else last.num_padding
 
     @property
@@ -458,7 +459,7 @@ class SwiftLoader:
 
         Samples that `on_error="skip"` left out are missing. `on_error="replace"` shows the replacements.
         """
-        last = self._passes.last_batch()
+        last = self._lifecycle.last_batch()
         return np.empty(0, np.int64) if last is None else last.indices
 
     @property
@@ -468,17 +469,17 @@ class SwiftLoader:
         A failure counts once the loop gets its batch, or once `max_errors` stops the loop at that batch. Failures in
         prefetched batches don't count yet.
         """
-        return self._passes.sample_errors.kept
+        return self._lifecycle.sample_errors.kept
 
     @property
     def sampler(self) -> EpochSampler:
         """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
         caller, torch_data = sys._getframe(1).f_back, sys.modules.get("torch.utils.data")  # noqa: SLF001
         if not self._options.sampling.shuffle and torch_data is not None:  # Lightning asks whether it is one of torch's
-            return _sequential(torch_data.SequentialSampler)(self._passes)  # type: ignore[no-any-return]
+            return _sequential(torch_data.SequentialSampler)(self._lifecycle)  # type: ignore[no-any-return]
         if caller is not None and caller.f_code.co_name == "_resolve_overfit_batches":  # Lightning would replace it
             raise ValueError("overfit_batches needs the same batches in each epoch; give SwiftLoader(shuffle=False)")
-        return EpochSampler(self._passes)
+        return EpochSampler(self._lifecycle)
 
     @property
     def batch_sampler(self) -> None:
@@ -524,12 +525,13 @@ class SwiftLoader:
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session
+        position = self._lifecycle.run.position
         name = self._lifecycle.state.value + (f", {session!r}" if session is not None else "")
         batch_nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
         queue = f", data_queue_size={delivery.in_flight.describe(batch_nbytes)}" if delivery.num_workers else ""
         return (
             f"<SwiftLoader {name}; batch_size={sampling.batch_size}, nb_consumer={sampling.world_size}, "
-            f"worker_per_consumer={delivery.num_workers}{queue}, shuffle={sampling.shuffle}, {self._run.progress!r}>"
+            f"worker_per_consumer={delivery.num_workers}{queue}, shuffle={sampling.shuffle}, {position!r}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -542,7 +544,7 @@ class SwiftLoader:
             import dill
 
             options = dill.dumps(self._options, recurse=True)
-        return {"options": options, "run": self._run}
+        return {"options": options, "run": self._lifecycle.run}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(pickle.loads(state["options"]), state["run"])

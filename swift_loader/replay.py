@@ -108,21 +108,21 @@ def _rebuilt(options: Options, dataset: Any, settings: PlanSettings, checkpoint:
     """Build one batch. `checkpoint`: the run, stopped before it."""
     begin, run = checkpoint.position, Run(checkpoint.order, frozenset())
     run.load_state_dict(checkpoint.to_dict())
-    run.progress.choose_epoch(begin.epoch)  # so that the end of it isn't the next one's start
-    session = Session(options, settings, None, dataset=dataset)
+    run.choose(begin.epoch)  # so that the end of it isn't the next one's start
+    session = Session(options, run, settings, None, dataset=dataset)
     try:
-        session.start(run)
-        opened = session.open_epoch(run)
-        delivery = opened.take()
+        session.start()
+        delivery = session.begin_pass()()
     finally:
         session.close()
     if delivery.error is not None:
         raise delivery.error
-    planned = delivered_batch(session.plan.batch(opened.epoch, opened.first_step), delivery.failures)
+    assert run.this is not None, "it has begun"
+    planned = delivered_batch(session.plan.batch(begin.epoch, run.this.first_step), delivery.failures)
     step, rest = divmod(begin.num_samples, settings.samples_per_step)
     return Rebuilt(
         batch=delivery.batch,
-        epoch=opened.epoch,
+        epoch=begin.epoch,
         step=None if rest else step,
         position=begin.num_samples,
         rank=settings.rank,

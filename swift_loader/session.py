@@ -10,7 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
@@ -39,77 +39,65 @@ from swift_loader.scheduler.work import PlannedSource
 from swift_loader.worker.spec import WorkerSpec
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEpoch:
-    """An epoch that the dispatcher is working on."""
-
-    epoch: int
-    first_step: int
-    """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
-    offset: int
-    """A batch's step is its `Delivery.num_before` and this."""
-    num_batches: int
-    """Batches of the whole epoch, including those before the first step."""
-    take: Callable[[], Delivery]
-    """Returns the next batch, or the error in its place; not to be called after the last batch."""
-    owner: ProcessOwner | None
-    """The only process that may continue the pass. None: forks may too, because they have a copy of everything."""
-
-
 class Session:
     """One rank, from `start()` to `close()`."""
 
     def __init__(
         self,
         options: Options,
-        plan: PlanSettings,
+        run: Run,
+        settings: PlanSettings,
         target: Target | None,
         *,
         file_number: int = 0,
         dataset: Any = None,
-        supervisor: Fleet | None = None,
+        fleet: Fleet | None = None,
         broadcast: Broadcast | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
 
-        `target` None leaves batches as they are. `file_number` tells this process from others with the same options, in
-        the names of files. `dataset`: if batches are built in this process. `supervisor`: the session owns it once that
-        is made; None: there are no worker processes. `broadcast`: to the ranks that share batches with this one, owned
-        by the session; None: there are no others.
+        `run`: what it delivers. `settings`: of this rank's plan. `target` None leaves batches as they are.
+        `file_number` tells this process from others with the same options, in the names of files. `dataset`: if batches
+        are built in this process. `fleet`: the session owns it once that is made; None: there are no worker processes.
+        `broadcast`: to the ranks that share batches with this one, owned by the session; None: there are no others.
         """
+        self._run = run
         self._broadcast = broadcast
         self._unshared: Delivery | None = None
         """A batch that the other ranks don't have yet, because an interrupt came before."""
         self._options = options
         self._target = target
-        self._settings = plan
+        self.settings = settings
+        """Of the plan of the current pass."""
         self.plan: Plan
         """The plan of the current pass. Known after `start`."""
         self.past_plans = PastPlans()
         """Those of all passes."""
-        self._num_before = 0
-        """Of the first batch of the current pass, see `Delivery.num_before`."""
+        self.offset = 0
+        """A batch's step in the current pass is its `Delivery.num_before` and this."""
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.observer = Observer(SWIFT_LOADER, enabled=options.report.benchmark)
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
+        self.owner = self._process if options.delivery.num_workers else None
+        """The only process that may continue a pass. None: forks may too, because they have a copy of everything."""
         self._log = Log(options.report.log, file_number)
         self._benchmark_path = options.report.benchmark_path(file_number)
         self._at_close = contextlib.ExitStack()
         """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
         self._at_close.callback(self._log.close)
         try:
-            self.dispatcher = self._make_dispatcher(supervisor, dataset)
+            self.dispatcher = self._make_dispatcher(fleet, dataset)
         except BaseException:
             self._at_close.close()
             raise
 
-    def _make_dispatcher(self, supervisor: Fleet | None, dataset: Any) -> Dispatcher:
-        """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
+    def _make_dispatcher(self, fleet: Fleet | None, dataset: Any) -> Dispatcher:
+        """Return the dispatcher of worker processes if there is a fleet, else one that builds batches here."""
         delivery, metrics = self._options.delivery, self.observer.metrics
-        spec = WorkerSpec(self._options.workers, self._settings)
+        spec = WorkerSpec(self._options.workers, self.settings)
         settings = delivery.scheduling
         executor: Executor
         page_lock = None if self._target is None else self._target.make_page_lock(self._notices)
@@ -117,8 +105,8 @@ class Session:
         if self._broadcast is not None and not self._broadcast.is_leader:
             executor = ReceivingExecutor(self._broadcast, spec, metrics)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
-        elif supervisor is not None:
-            executor = WorkerExecutor(supervisor, metrics, self._log.write, on_segment, self._notices.append)
+        elif fleet is not None:
+            executor = WorkerExecutor(fleet, metrics, self._log.write, on_segment, self._notices.append)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices.append)
         else:
@@ -131,70 +119,70 @@ class Session:
         """Whether this rank loads its batches itself."""
         return self._broadcast is None or self._broadcast.is_leader
 
-    def start(self, run: Run) -> None:
+    def start(self) -> None:
         """Start the dispatcher, and block until it runs where the run's next pass begins.
 
         With `validate`, block until the first batch is there, too. Another thread may close the session meanwhile.
         """
-        plan, dispatcher = self._settings, self.dispatcher
-        workers, delivery = self._options.workers, self._options.delivery
+        dispatcher, workers, delivery = self.dispatcher, self._options.workers, self._options.delivery
         try:
             dispatcher.start()
-            self.plan = Plan.of(dispatcher.num_samples, plan)
-            if run.fits(dispatcher.num_samples):  # else all ranks raise the same error soon
-                self.seek(run, awaits_first=workers.validate and delivery.num_workers > 0 and self._loads)
+            if self._run.fits(dispatcher.num_samples):  # else all ranks raise the same error soon
+                self.seek(awaits_first=workers.validate and delivery.num_workers > 0 and self._loads)
         except Exception:
             with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
                 dispatcher.issue_warnings()  # what led to the error
             raise
         if self._broadcast is not None and self._loads:
             self._broadcast.send(START, dispatcher.num_samples)
-        seed = plan.order.seed
-        self._log.write(f"rank {plan.rank} of {plan.world_size} started: {dispatcher.num_samples} samples, seed {seed}")
+        settings, facts = self.settings, f"{dispatcher.num_samples} samples, seed {self.settings.order.seed}"
+        self._log.write(f"rank {settings.rank} of {settings.world_size} started: {facts}")
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def seek(self, run: Run, begin: Position | None = None, *, awaits_first: bool = False) -> tuple[Position, int]:
+    def seek(self, begin: Position | None = None, *, awaits_first: bool = False) -> tuple[Position, int]:
         """Make the dispatcher build from a position on, by default the run's next pass. Return it, and its step.
 
         `awaits_first`: see `Dispatcher.begin`.
         """
-        num_samples = self.dispatcher.num_samples
-        begin = run.progress.next_begin(num_samples) if begin is None else begin
-        settings, step = replace(self.plan.settings, order=run.order, skips=run.skips).resumed_at(begin)
-        self.plan = Plan.of(num_samples, settings)
+        run, num_samples = self._run, self.dispatcher.num_samples
+        begin = run.next_begin(num_samples) if begin is None else begin
+        settings, step = replace(self.settings, order=run.order, skips=run.skips).resumed_at(begin)
+        self.settings, self.plan = settings, Plan.of(num_samples, settings)
         self.past_plans.note(time.perf_counter_ns(), self.plan)
         self._unshared = None
-        source = PlannedSource(begin.epoch, step, self.plan.num_batches, self.plan.last_irregular_epoch)
-        self._num_before = self.dispatcher.begin(source, settings, awaits_first=awaits_first)
+        source = PlannedSource(self.plan, begin.epoch, step)
+        self.offset = step - self.dispatcher.begin(source, settings, awaits_first=awaits_first)
         return begin, step
 
-    def open_epoch(self, run: Run) -> OpenEpoch:
-        """Begin the run's next pass. Return the rest of its epoch."""
-        begin, first_step = self.seek(run)
-        opened = self._opened(begin.epoch, first_step)
-        run.progress.begin(begin, self.plan, first_step)
-        return opened
+    def begin_pass(self) -> Callable[[], Delivery]:
+        """Begin the run's next pass.
 
-    def reopen_epoch(self, run: Run) -> OpenEpoch:
-        """Continue the run's pass without what the run skips by now. Return the rest of its epoch.
+        Return what returns the next batch, or the error in its place. It isn't to be called after the last batch.
+        """
+        begin, step = self.seek()
+        take = self._taking(begin.epoch, step)
+        self._run.begin_pass(begin, self.plan, step)
+        return take
+
+    def reopen_pass(self) -> Callable[[], Delivery]:
+        """Continue the run's pass without what the run skips by now. Return the same as `begin_pass`.
 
         Batches that were built or moved ahead of the loop are dropped.
         """
-        position, step = self.seek(run, run.progress.pass_position)
-        opened = self._opened(position.epoch, step)
-        run.progress.replan(self.plan)
-        return opened
+        this = self._run.this
+        assert this is not None, "it has begun"
+        begin, step = self.seek(this.position)
+        take = self._taking(begin.epoch, step)
+        this.replan(self.plan)
+        return take
 
-    def _opened(self, epoch: int, first_step: int) -> OpenEpoch:
-        num_batches = self.plan.num_batches(epoch)
-        owner = self._process if self._options.delivery.num_workers else None
-        take = self.dispatcher.next_batch if self._broadcast is None else self.pull
-        if self._target is not None:
-            depth = self._options.delivery.max_on_device
-            self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
-            take = PrefetchQueue(self, self._copies, depth, num_batches - first_step).take
-        return OpenEpoch(epoch, first_step, first_step - self._num_before, num_batches, take, owner)
+    def _taking(self, epoch: int, first_step: int) -> Callable[[], Delivery]:
+        if self._target is None:
+            return self.dispatcher.next_batch if self._broadcast is None else self.pull
+        depth, num_left = self._options.delivery.max_on_device, self.plan.num_batches(epoch) - first_step
+        self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
+        return PrefetchQueue(self, self._copies, depth, num_left).take
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
@@ -249,7 +237,7 @@ class Session:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
         is_auto = self._options.delivery.is_auto  # then it does what it would say
-        if self.plan.settings.rank == 0 and self._loads and not is_auto and (line := self.observer.tell(self)):
+        if self.settings.rank == 0 and self._loads and not is_auto and (line := self.observer.tell(self)):
             self._log.write(line)
 
     def _observed(self) -> tuple[DeliveryOptions, int, bool]:
@@ -271,7 +259,7 @@ class Session:
     def key_of(self, delivery: Delivery) -> int:
         """Return the key of a batch that is moved, see `batch_key`."""
         assert delivery.work is not None
-        settings, epoch = self.plan.settings, delivery.work.epoch
+        settings, epoch = self.settings, delivery.work.epoch
         position = self.plan.end_of_step(epoch, delivery.work.step)
         return derive_key(settings.order.seed, Purpose.DEVICE.value, epoch, position.num_samples, settings.rank)
 
@@ -284,8 +272,7 @@ class Session:
                 warn(f"benchmark_file isn't written: {error}")
         elif report:
             self._log.write(f"stages: {json.dumps(report)}")
-        self._log.write(f"rank {self.plan.settings.rank} closed")
+        self._log.write(f"rank {self.settings.rank} closed")
 
     def __repr__(self) -> str:
-        settings = self._settings
-        return f"<Session rank {settings.rank} of {settings.world_size}, {self.dispatcher!r}>"
+        return f"<Session rank {self.settings.rank} of {self.settings.world_size}, {self.dispatcher!r}>"

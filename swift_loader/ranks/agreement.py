@@ -53,7 +53,7 @@ def agree_on_run(
     """
     if _is_alone(ranks):
         return None
-    order, position = run.order, run.progress.position
+    order, position = run.order, run.position
     facts = {
         **options,
         "seed": order.seed if run.has_own_seed else "rank 0's",

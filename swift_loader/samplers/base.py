@@ -14,7 +14,7 @@ from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, shown
 from swift_loader.sampling.plan import MAX_EPOCH
-from swift_loader.sampling.run import Pass, Passes
+from swift_loader.sampling.run import EpochRule, Pass
 
 _Item = TypeVar("_Item")
 
@@ -33,7 +33,7 @@ class ResumableSampler(DistributedSampler[_Item]):
         self.num_replicas, self.rank = ranks.world_size, ranks.rank
         self._has_own_seed = seed is not None
         self._seed = seed_of(seed, ranks, is_used=is_seed_used)
-        self._passes = Passes()
+        self._passes = EpochRule()
         self._name = type(self).__name__
         """Of the sampler that a state belongs to."""
         self._facts: dict[str, int] = {}

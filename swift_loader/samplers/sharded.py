@@ -108,7 +108,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
             StateMismatch: The state is of another dataset, seed or order. Nothing has changed then.
         """
         self._run.load_state_dict(state)
-        position = self._run.progress.position
+        position = self._run.position
         at_end = 0 < self._num_samples <= position.num_samples
         self._passes.restore(position.epoch, position.num_samples, at_end=at_end)
 

@@ -10,8 +10,10 @@ A source hands out work in the order of delivery.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
+
+from swift_loader.sampling.plan import Plan
 
 
 class PlannedWork(NamedTuple):
@@ -74,19 +76,15 @@ class WorkSource:
 class PlannedSource(WorkSource):
     """The batches of a plan from a position on, across the ends of epochs, without end."""
 
-    def __init__(
-        self, epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int | None = None
-    ) -> None:
-        """Begin at a batch. `num_batches` returns how many an epoch has.
-
-        `last_irregular_epoch`: all later epochs have the same number of batches, and no epoch has more. None: `epoch`.
-        """
+    def __init__(self, plan: Plan, epoch: int, step: int) -> None:
+        """Begin at a batch."""
+        self._plan = plan
         self._begin = epoch, step
         self._epoch, self._step = epoch, step
-        self._num_batches = num_batches
-        self._stop = num_batches(epoch)
-        self._first_regular = max(epoch, -1 if last_irregular_epoch is None else last_irregular_epoch) + 1
-        self._num_regular = num_batches(self._first_regular)
+        self._stop = plan.num_batches(epoch)
+        self._first_regular = max(epoch, plan.last_irregular_epoch) + 1
+        """From this epoch on, all have the same number of batches, and no epoch has more."""
+        self._num_regular = plan.num_batches(self._first_regular)
 
     def next(self) -> PlannedWork | None:
         """Return the next work; None if no epoch has any."""
@@ -95,7 +93,7 @@ class PlannedSource(WorkSource):
                 return None
             self._epoch, self._step = self._epoch + 1, 0
             is_regular = self._epoch >= self._first_regular
-            self._stop = self._num_regular if is_regular else self._num_batches(self._epoch)
+            self._stop = self._num_regular if is_regular else self._plan.num_batches(self._epoch)
         work = PlannedWork(self._epoch, self._step)
         self._step += 1
         return work
@@ -109,7 +107,7 @@ class PlannedSource(WorkSource):
 
     def _position_after(self, num_delivered: int) -> tuple[int, int]:
         epoch, step = self._begin[0], self._begin[1] + num_delivered
-        while epoch < self._first_regular and step >= (num_batches := self._num_batches(epoch)):
+        while epoch < self._first_regular and step >= (num_batches := self._plan.num_batches(epoch)):
             epoch, step = epoch + 1, step - num_batches
         if epoch < self._first_regular or not self._num_regular:
             return epoch, step

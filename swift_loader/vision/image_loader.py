@@ -89,7 +89,7 @@ class ImageBatches(ResumableSampler[list[tuple[Any, int]]]):
             "checksum of batch sizes and repeats": zlib.crc32(repr(layout).encode()),
         }
         self._length = len(layout[0])
-        self.begun = Pass(0, 0, PassState.READY)
+        self.begun = Pass(0, 0)
         """The pass that is drawn. The loader advances it."""
 
     def __iter__(self) -> Iterator[list[tuple[Any, int]]]:
@@ -154,7 +154,7 @@ class ImageLoader(DataLoader[Any]):
         super().__init__(dataset, generator=generator, **options)
         self._batches: ImageBatches | None = options.get("batch_sampler")
         self._limit = None if self._batches is not None else num_batches
-        self._this = Pass(0, 0, PassState.READY)
+        self._this = Pass(0, 0)
         """How far the loop is in its pass."""
         if self._batches is not None:
             vars(self)["sampler"] = self._batches  # for frameworks; torch makes one that isn't used, without set_epoch

@@ -52,11 +52,11 @@ def forking(dataset: Any, **options: Any) -> SwiftLoader:
     return SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=2, seed=7, start_method="fork", **options)
 
 
-def supervisor_of(loader: SwiftLoader) -> TemplateFleet:
+def fleet_of(loader: SwiftLoader) -> TemplateFleet:
     session = loader._lifecycle.session
     assert session is not None
-    supervisor: TemplateFleet = session.dispatcher._executor.fleet  # type: ignore[attr-defined]
-    return supervisor
+    fleet: TemplateFleet = session.dispatcher._executor.fleet  # type: ignore[attr-defined]
+    return fleet
 
 
 def test_the_dataset_may_hold_an_open_file(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_is_replaced_with_the_same_dataset() -> None:
     ) as loader:
         batches, iterator = [], iter(loader)
         batches.append(next(iterator))
-        worker = next(iter(supervisor_of(loader).workers.values()))
+        worker = next(iter(fleet_of(loader).workers.values()))
         os.kill(worker.process.pid, signal.SIGKILL)
         with pytest.warns(UserWarning, match="SIGKILL"):
             batches += list(iterator)
@@ -175,7 +175,7 @@ def test_a_fork_of_the_trainer_that_dies_ends_the_loader() -> None:
     with forking(datasets.Counting(100_000)) as loader:
         iterator = iter(loader)
         next(iterator)
-        os.kill(supervisor_of(loader).starter.templates[0].pid, signal.SIGKILL)
+        os.kill(fleet_of(loader).starter.templates[0].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match=r"a fork of the training process.*can't be made again"):
             for _ in iterator:
                 pass

@@ -43,7 +43,7 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 return moved
 
         target = FakeTarget(None, None, None)
-        monkeypatch.setattr("swift_loader.lifecycle.find_target", lambda *_, **__: target)
+        monkeypatch.setattr("swift_loader.loader.find_target", lambda *_, **__: target)
         loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
         started.append(loader)
         loader.start()

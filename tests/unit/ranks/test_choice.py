@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.lifecycle import RankChoice
+from swift_loader.ranks.ranks import RankChoice
 
 from .test_mesh import Mesh
 
@@ -51,7 +51,7 @@ def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader() -> 
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from torch.testing._internal.distributed.fake_pg import FakeStore
-        from swift_loader.lifecycle import RankChoice
+        from swift_loader.ranks.ranks import RankChoice
         from swift_loader.ranks.ranks import file_number
 
         dist.init_process_group("fake", rank=5, world_size=8, store=FakeStore())

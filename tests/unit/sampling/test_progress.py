@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from swift_loader.sampling.plan import Plan, PlanSettings, Position, Uneven
-from swift_loader.sampling.run import Progress
+from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
 
 NUM_SAMPLES = 10
@@ -15,73 +15,71 @@ SETTINGS = PlanSettings(OrderSettings(1, shuffle=False, window=0, run_length=1),
 
 
 @dataclass
-class Run:
-    """A progress, driven as the loader drives it."""
+class Driver:
+    """A run, driven as the loader drives it."""
 
-    progress: Progress = field(default_factory=Progress)
+    run: Run = field(default_factory=lambda: Run(SETTINGS.order, frozenset()))
     settings: PlanSettings = SETTINGS
-    num_steps: int = 0
 
     def begin(self) -> Position:
-        position = self.progress.next_begin(NUM_SAMPLES)
-        self.settings, self.num_steps = self.settings.resumed_at(position)
-        self.progress.begin(position, Plan.of(NUM_SAMPLES, self.settings), self.num_steps)
+        position = self.run.next_begin(NUM_SAMPLES)
+        self.settings, first_step = self.settings.resumed_at(position)
+        self.run.begin_pass(position, Plan.of(NUM_SAMPLES, self.settings), first_step)
         return position
 
     def take(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.num_steps += 1
-            self.progress.advance(self.num_steps)
+        assert self.run.this is not None
+        self.run.this.num_steps += count
 
 
 def test_passes_go_from_epoch_to_epoch() -> None:
-    run = Run()
+    driver = Driver()
     for epoch in range(3):
-        assert run.begin() == Position(epoch, 0)
-        run.take(3)
-        assert run.progress.position == Position(epoch, 10)
+        assert driver.begin() == Position(epoch, 0)
+        driver.take(3)
+        assert driver.run.position == Position(epoch, 10)
 
 
 def test_the_position_follows_what_is_delivered() -> None:
-    run = Run()
-    run.begin()
+    driver = Driver()
+    driver.begin()
     found = []
     for _ in range(3):
-        run.take()
-        found.append(run.progress.position.num_samples)
+        driver.take()
+        found.append(driver.run.position.num_samples)
     assert found == [4, 8, 10]
 
 
 def test_a_pass_that_was_left_is_where_the_run_stands_until_the_next_begins() -> None:
-    run = Run()
-    run.begin()
-    run.take()
-    assert run.progress.position == Position(0, 4)
-    assert run.begin() == Position(1, 0)
-    assert run.progress.position == Position(1, 0)
+    driver = Driver()
+    driver.begin()
+    driver.take()
+    assert driver.run.position == Position(0, 4)
+    assert driver.begin() == Position(1, 0)
+    assert driver.run.position == Position(1, 0)
 
 
 def test_another_epoch_that_is_chosen_is_where_the_run_stands() -> None:
-    run = Run()
-    run.begin()
-    run.take()
-    run.progress.choose_epoch(5)
-    assert run.progress.position == Position(5, 0)
-    assert not run.progress.is_in_pass
-    assert run.begin() == Position(5, 0)
-    assert run.begin() == Position(6, 0)
+    driver = Driver()
+    driver.begin()
+    driver.take()
+    driver.run.choose(5)
+    assert driver.run.position == Position(5, 0)
+    assert not driver.run.is_in_pass
+    assert driver.begin() == Position(5, 0)
+    assert driver.begin() == Position(6, 0)
 
 
 def test_choosing_the_epoch_under_way_says_nothing_about_the_one_after() -> None:
-    run = Run()
-    run.begin()
-    run.take()
-    run.progress.choose_epoch(0)
-    assert run.progress.position == Position(0, 4)
-    assert run.progress.is_in_pass
-    run.take(2)
-    assert run.progress.position == Position(0, 10)
-    assert run.begin() == Position(1, 0)
+    driver = Driver()
+    driver.begin()
+    driver.take()
+    driver.run.choose(0)
+    assert driver.run.position == Position(0, 4)
+    assert driver.run.is_in_pass
+    driver.take(2)
+    assert driver.run.position == Position(0, 10)
+    assert driver.begin() == Position(1, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,21 +97,22 @@ def test_choosing_the_epoch_under_way_says_nothing_about_the_one_after() -> None
 def test_a_restored_run_goes_on_as_the_table_says(
     saved: Position, chosen: int | None, begins: Position, stands: Position
 ) -> None:
-    run = Run()
-    run.progress.restore(saved)
-    assert run.progress.position == saved
+    driver = Driver()
+    driver.run.restore(saved.epoch, saved.num_samples)
+    assert driver.run.position == saved
     if chosen is not None:
-        run.progress.choose_epoch(chosen)
-    assert run.progress.position == stands
-    assert run.begin() == begins
-    assert run.begin() == Position(begins.epoch + 1, 0)
+        driver.run.choose(chosen)
+    assert driver.run.position == stands
+    assert driver.begin() == begins
+    assert driver.begin() == Position(begins.epoch + 1, 0)
 
 
 def test_a_rank_without_a_part_of_the_last_step_is_at_the_end_when_the_loop_has_seen_it() -> None:
-    run = Run(settings=PlanSettings(SETTINGS.order, 3, 3, 2, Uneven.EXACT, drop_last=False))
-    run.begin()
-    run.take()  # 9 of 10 samples; the last one is rank 0's
-    assert not run.progress.is_in_pass
-    assert run.progress.position == Position(0, 9)
-    run.progress.end()
-    assert run.progress.position == Position(0, 10)
+    driver = Driver(settings=PlanSettings(SETTINGS.order, 3, 3, 2, Uneven.EXACT, drop_last=False))
+    driver.begin()
+    driver.take()  # 9 of 10 samples; the last one is rank 0's
+    assert not driver.run.is_in_pass
+    assert driver.run.position == Position(0, 9)
+    assert driver.run.this is not None
+    driver.run.this.is_ended = True
+    assert driver.run.position == Position(0, 10)

@@ -162,10 +162,10 @@ class Loop:
 
     def take(self, num_steps: int) -> tuple[int, list[int]]:
         """Begin a pass and take so many of its steps. Return the epoch, and the samples of all ranks."""
-        begin, order = self.run.progress.next_begin(self.num_samples), self.run.order
+        begin, order = self.run.next_begin(self.num_samples), self.run.order
         chosen, first = replace(self.settings, order=order, skips=self.run.skips).resumed_at(begin)
         plans = plans_of_all_ranks(self.num_samples, chosen)
-        self.run.progress.begin(begin, plans[0], first)
+        self.run.begin_pass(begin, plans[0], first)
         stop = min(first + num_steps, plans[0].num_batches(begin.epoch))
         taken = [
             index
@@ -174,9 +174,10 @@ class Loop:
             if step < plan.num_batches(begin.epoch)
             for index in plan.batch(begin.epoch, step).indices.tolist()
         ]
-        self.run.progress.advance(stop)
+        assert self.run.this is not None
+        self.run.this.num_steps = stop
         if stop == plans[0].num_batches(begin.epoch):
-            self.run.progress.end()
+            self.run.this.is_ended = True
         return begin.epoch, taken
 
 
@@ -197,7 +198,7 @@ def test_delivered_and_skipped_are_each_epoch_once_over_any_chain_of_stops(
             loop.skip(steps, epoch)
         except (ValueError, IndexError):  # delivered, or beyond the epoch's end
             assert loop.run.skips == before
-        if loop.run.progress.next_begin(num_samples).epoch > 2:
+        if loop.run.next_begin(num_samples).epoch > 2:
             break
         epoch, taken = loop.take(data.draw(st.integers(1, 30)))
         delivered[epoch] += taken
@@ -224,7 +225,7 @@ def test_a_step_of_a_past_epoch_can_only_be_skipped_once_that_epoch_is_chosen() 
     loop.take(4)
     with pytest.raises(ValueError, match="beyond its first 40"):
         loop.skip([1], 0)
-    loop.run.progress.choose_epoch(0)
+    loop.run.choose(0)
     loop.skip([1], 0)
     assert loop.take(9) == (
         0,

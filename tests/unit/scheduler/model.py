@@ -40,8 +40,8 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import IndexWork, PlannedSource, StreamWork, WorkSource
-from tests.support.work import IndexSource
+from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
+from tests.support.work import IndexSource, planned
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
 from tests.unit.scheduler.streams import StreamSource
@@ -307,7 +307,7 @@ class World:
     def source(self, epoch: int, step: int) -> WorkSource:
         """Return the work from a position on."""
         if self.setting.kind == "planned":
-            return PlannedSource(epoch, step, lambda _: NUM_BATCHES)
+            return planned(epoch, step, lambda _: NUM_BATCHES)
         if self.setting.kind == "index":
             return IndexSource(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
         if self.setting.kind == "bound":

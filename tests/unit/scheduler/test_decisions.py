@@ -31,7 +31,8 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import PlannedSource, PlannedWork
+from swift_loader.scheduler.work import PlannedWork
+from tests.support.work import planned
 
 LIMITS = Limits(max_in_flight=4, max_ready_per_worker=4, max_tasks=10, in_order=True)
 DEATH = Death(-9)
@@ -49,7 +50,7 @@ def resizable(num_workers: int) -> Scheduler:
 
 
 def begin(scheduler: Scheduler) -> list[Send]:
-    scheduler.begin(PlannedSource(0, 0, lambda _: 10), keeps_meaning=True)
+    scheduler.begin(planned(0, 0, lambda _: 10), keeps_meaning=True)
     return [action for action in scheduler.decide(0.0) if isinstance(action, Send)]
 
 

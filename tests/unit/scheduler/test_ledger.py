@@ -11,7 +11,8 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import Answered, Send, StreamEnded
 from swift_loader.scheduler.queues import MAX_TASKS, Limits
-from swift_loader.scheduler.work import IndexWork, PlannedSource, StreamWork, WorkSource
+from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
+from tests.support.work import planned
 from tests.unit.scheduler.streams import StreamSource
 
 Task = tuple[int, int]
@@ -33,7 +34,7 @@ def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger:
 
 
 def go_to(ledger: Ledger, epoch: int, step: int, num_batches: int = 10) -> list[str | None]:
-    dropped = ledger.begin(PlannedSource(epoch, step, lambda _: num_batches))
+    dropped = ledger.begin(planned(epoch, step, lambda _: num_batches))
     return [batch.batch for batch in dropped]
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.scheduler.work import PlannedSource, PlannedWork, Work, WorkSource
+from swift_loader.scheduler.work import PlannedWork, Work, WorkSource
+from tests.support.work import planned
 
 
 def first(source: WorkSource, num: int) -> list[Work | None]:
@@ -14,14 +15,14 @@ def first(source: WorkSource, num: int) -> list[Work | None]:
 def test_planned_work_goes_on_across_the_ends_of_epochs(epoch: int, step: int, length: int, later: int) -> None:
     expected = [PlannedWork(epoch, one) for one in range(step, length)]
     expected += [PlannedWork(epoch + 1 + one // later, one % later) for one in range(20)]
-    source = PlannedSource(epoch, step, lambda asked: length if asked == epoch else later)
+    source = planned(epoch, step, lambda asked: length if asked == epoch else later)
     assert first(source, 20) == expected[:20]
 
 
 def test_epochs_without_batches_hand_out_nothing_or_are_passed_over_up_to_the_last_irregular_one() -> None:
-    assert first(PlannedSource(4, 0, lambda _: 0), 2) == [None, None]
-    only = PlannedSource(0, 1, lambda epoch: 2 if epoch == 0 else 0)
+    assert first(planned(4, 0, lambda _: 0), 2) == [None, None]
+    only = planned(0, 1, lambda epoch: 2 if epoch == 0 else 0)
     assert first(only, 3) == [PlannedWork(0, 1), None, None]
     lengths = {0: 1, 1: 0, 2: 0, 3: 1}
-    source = PlannedSource(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
+    source = planned(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
     assert first(source, 4) == [PlannedWork(0, 0), PlannedWork(3, 0), PlannedWork(4, 0), PlannedWork(4, 1)]
