@@ -521,7 +521,7 @@ class SwiftLoader:
         if session is None:
             raise RuntimeError("there is nothing to trace before the loader starts; call trace after a few batches")
         observations = session.observer.observations(session)
-        write_trace(observations, path, profile=profile, indices_of=session.past_plans.indices_of)
+        write_trace(observations, path, profile=profile, plans=session.past_plans)
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session

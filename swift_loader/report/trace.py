@@ -18,7 +18,7 @@ import gzip
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -28,10 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import BATCH, Observations, stage_times
+from swift_loader.sampling.plan import PastPlans
 
 Event = dict[str, Any]
-IndicesOf = Callable[[int, int, int], "Sequence[int] | NDArray[np.int64]"]
-"""`(epoch, step, delivered_ns) -> dataset indices` of a batch."""
 
 _QUARTER_NS = 7_889_238 * 1_000_000_000
 """Kineto, torch.profiler's recorder, counts from a multiple of a quarter of a year after 1970. So do we."""
@@ -53,12 +52,12 @@ def write_trace(
     path: str | os.PathLike[str],
     *,
     profile: str | os.PathLike[str] | None = None,
-    indices_of: IndicesOf | None = None,
+    plans: PastPlans | None = None,
 ) -> None:
     """Write the batches of the observations as a trace. Runs in the trainer, on the machine that measured them.
 
     The events and properties of a profile of the same machine since it booted go into the file, too. Without
-    `indices_of`, the trace has no dataset indices. Raises `ValueError` if `path` and `profile` are one file.
+    `plans`, the trace has no dataset indices. Raises `ValueError` if `path` and `profile` are one file.
     """
     if profile is not None and Path(path).resolve() == Path(profile).resolve():
         raise ValueError("path and profile are one file, and a failed write would destroy it; give path another name")
@@ -71,7 +70,7 @@ def write_trace(
         properties = {"baseTimeNanoseconds": 0, **_read(profile)}
         theirs = properties.pop("traceEvents")
     zero_ns = properties["baseTimeNanoseconds"] - unix_ns + (before + after) // 2
-    events = [*theirs, *_Trace(observations, zero_ns, indices_of).events()]
+    events = [*theirs, *_Trace(observations, zero_ns, plans).events()]
     with _opened(path, "w") as file:
         file.write(json.dumps({**properties, "traceEvents": events}, separators=(",", ":")))
 
@@ -131,10 +130,10 @@ class _Row:
 class _Trace:
     """The events of one loader."""
 
-    def __init__(self, observations: Observations, zero_ns: int, indices_of: IndicesOf | None) -> None:
+    def __init__(self, observations: Observations, zero_ns: int, plans: PastPlans | None) -> None:
         self._observations = observations
         self._zero_ns = zero_ns
-        self._indices_of = indices_of
+        self._plans = plans
         self._pid = _FIRST_FREE_PID + os.getpid()
         self._loop = self._row(_LOOP_ROW)
         self._receivers: list[_Row] = []
@@ -200,8 +199,8 @@ class _Trace:
 
     def _args(self, batch: Event) -> Event:
         args = {name: batch[name] for name in ("epoch", "step", "nbytes")} | {"samples": batch["num_samples"]}
-        if self._indices_of is not None:
-            args["indices"] = _shortened(self._indices_of(batch["epoch"], batch["step"], batch["delivered_ns"]))
+        if self._plans is not None:
+            args["indices"] = _shortened(self._plans.indices_of(batch["epoch"], batch["step"], batch["delivered_ns"]))
         return args
 
     def _names(self) -> Iterator[Event]:
@@ -226,9 +225,9 @@ def _is_built(batch: Event) -> bool:
     return bool(batch["began_ns"] > 0 and batch["build_ns"] > 0)
 
 
-def _shortened(indices: Sequence[int] | NDArray[np.int64]) -> str:
+def _shortened(indices: NDArray[np.int64]) -> str:
     """Return indices as text: a range where they are one, else the first ones and the extent."""
-    numbers = [int(index) for index in indices]
+    numbers = indices.tolist()
     if not numbers:
         return ""
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import Observations
 from swift_loader.report.trace import write_trace
+from swift_loader.sampling.plan import PastPlans
 from tests.support.observed import observe, with_workers
 from tests.support.trace_format import Event, check_format, read_trace, spans
 
@@ -61,8 +62,12 @@ def test_clocks_that_differ_leave_spans_nested(tmp_path: Path) -> None:
         (np.arange(9)[::-1], "8, 7, 6, 5, 4, 3, 2, 1, … (9 from 0 to 8)"),
     ],
 )
-def test_indices_are_named_in_short(tmp_path: Path, indices: NDArray[np.int64], text: str) -> None:
-    events = traced(tmp_path, observe(num_batches=1), indices_of=lambda _epoch, _step, _delivered_ns: indices)
+def test_indices_are_named_in_short(tmp_path: Path, indices: Any, text: str) -> None:
+    class Plans(PastPlans):
+        def indices_of(self, epoch: int, step: int, delivered_ns: int) -> NDArray[np.int64]:
+            return np.array(indices, np.int64)
+
+    events = traced(tmp_path, observe(num_batches=1), plans=Plans())
     assert spans(events, "fetch")[0]["args"]["indices"] == text
 
 
