@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.tree import ATOMS, children, rebuilt
 from swift_loader.device.pinning import CudaRegistry, PageLock
-from swift_loader.device.streams import STREAMING, CopyStream, Transfer, copy_stream
+from swift_loader.device.streams import STREAMING, AcceleratorStream, CopyStream, Transfer
 from swift_loader.errors import warn
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _convert(
         if kind is list and ATOMS.issuperset(map(type, part)):
             return part.copy()
         if kind in (np.ndarray, np.memmap):
-            return on_tensor(torch.from_numpy(_plain(part))) if with_arrays and _fits_torch(part) else part
+            tensor = _tensor_of(part) if with_arrays else None
+            return part if tensor is None else on_tensor(tensor)
         if isinstance(part, torch.Tensor):
             return on_tensor(part)
         if not isinstance(part, type) and callable(getattr(part, method, None)):
@@ -124,17 +125,17 @@ def _convert(
     return convert(batch)
 
 
-def _fits_torch(array: NDArray[Any]) -> bool:
-    """Return whether torch has this dtype; it has no long doubles ("g", "G")."""
-    return array.dtype.kind in _TENSOR_KINDS and array.dtype.isnative and array.dtype.char not in "gG"
+def _tensor_of(array: NDArray[Any]) -> torch.Tensor | None:
+    """Return an array as a tensor, in the same memory if torch accepts its form. None: torch lacks its dtype."""
+    import torch
 
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that torch accepts: no `long long` dtype, writable, plain strides."""
-    if array.dtype.kind in "iu":
-        array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
-    odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
-    return array.copy() if odd or not array.flags.writeable else array
+    dtype = array.dtype
+    if dtype.kind not in _TENSOR_KINDS or not dtype.isnative or dtype.char in "gG":  # long doubles
+        return None
+    if dtype.kind in "iu":
+        array = array.view(np.dtype(f"{dtype.kind}{dtype.itemsize}"))  # torch takes no `long long`
+    is_odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    return torch.from_numpy(array.copy() if is_odd or not array.flags.writeable else array)
 
 
 class Target:
@@ -179,7 +180,8 @@ class Target:
 
     def make_stream(self) -> CopyStream:
         """Return the stream for the copies."""
-        return CopyStream() if self._device is None else copy_stream(self._device)
+        device = self._device
+        return CopyStream() if device is None or device.type not in STREAMING else AcceleratorStream(device)
 
     def make_page_lock(self, notices: deque[str]) -> PageLock | None:
         """Return the page-lock for the source memory, which reports failures in `notices`. None: none is needed."""

@@ -285,25 +285,22 @@ class DevicePrefetcher:
 
     def begin_pass(self) -> Iterator[Any]:
         """Begin a pass over the source, or continue one that can't begin again."""
+        import torch
+
         batches = iter(self._source)
         is_its_own = batches is self._source
         queue = self._kept if is_its_own else None
         if queue is None or queue.is_over:
-            queue = self._new_queue(batches)
+            if self._copies is None:
+                self._copies = CopiesInFlight(self._target.make_stream(), self._depth)
+                self._close_copies = weakref.finalize(self, self._copies.close)
+            self._state = _snapshot(self._source) or None
+            seed = torch.initial_seed() if self._seed is None else self._seed
+            host = _HostPass(self._source, batches, self._copies, self._target, seed, self._next_epoch)
+            self._next_epoch += 1
+            queue = PrefetchQueue(host, self._copies, self._depth)
             self._queue, self._kept = weakref.ref(queue), queue if is_its_own else None
         return _Batches(self, queue)
-
-    def _new_queue(self, batches: Iterator[Any]) -> PrefetchQueue:
-        import torch
-
-        if self._copies is None:
-            self._copies = CopiesInFlight(self._target.make_stream(), self._depth)
-            self._close_copies = weakref.finalize(self, self._copies.close)
-        self._state = _snapshot(self._source) or None
-        seed = torch.initial_seed() if self._seed is None else self._seed
-        host = _HostPass(self._source, batches, self._copies, self._target, seed, self._next_epoch)
-        self._next_epoch += 1
-        return PrefetchQueue(host, self._copies, self._depth)
 
     def take(self, queue: PrefetchQueue) -> Any:
         """Return the pass's next batch, and record the source's state after it."""

@@ -134,11 +134,6 @@ class AcceleratorStream(CopyStream):
         return self._loop if current == self._side else current
 
 
-def copy_stream(device: torch.device) -> CopyStream:
-    """Return the stream for copies to a device."""
-    return AcceleratorStream(device) if device.type in STREAMING else CopyStream()
-
-
 # What a move leaves on the device.
 
 
@@ -159,7 +154,7 @@ class Transfer:
 
     def note(self, moved: Any, device_type: str) -> None:
         """Record all tensors on the device in a moved batch."""
-        self.parts += (part for part in tensors_in(moved) if _is_on(part, device_type))
+        self.parts += _tensors_on(moved, device_type)
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor that is on the device already. Made on the loop's stream, before the other copies.
@@ -176,7 +171,7 @@ class Transfer:
         Returns:
             Whether a part is there.
         """
-        is_there = any(_is_on(part, device_type) for part in tensors_in(batch))
+        is_there = any(True for _ in _tensors_on(batch, device_type))
         if is_there:
             self._stream.catch_up()
         return is_there
@@ -186,15 +181,8 @@ class Transfer:
         self._stream.hand_over(self.parts, self.event)
 
 
-def _is_on(part: Any, device_type: str) -> bool:
-    """Return whether a part may be on this kind of device. Objects other than tensors always may."""
-    import torch
-
-    return not isinstance(part, torch.Tensor) or part.device.type == device_type
-
-
-def tensors_in(batch: Any) -> Iterator[Any]:
-    """Yield all strided tensors of a batch, and objects that have a `record_stream` of their own.
+def _tensors_on(batch: Any, device_type: str) -> Iterator[Any]:
+    """Yield all strided tensors of a batch on a kind of device, and objects that have a `record_stream` of their own.
 
     Searches containers, Mappings and the attributes of all objects, at any depth. For a sparse tensor, yields the
     tensors that it consists of.
@@ -206,7 +194,7 @@ def tensors_in(batch: Any) -> Iterator[Any]:
 
     for part in search(batch, is_wanted):
         if isinstance(part, torch.Tensor):
-            yield from _dense_parts(part)
+            yield from (dense for dense in _dense_parts(part) if dense.device.type == device_type)
         else:
             yield part
 

@@ -31,14 +31,8 @@ def converted(loader: TorchDataLoader[Any], like: Any = None) -> DataLoader[Any]
             options[name] = getattr(owner, name)
     if not loader.num_workers:
         options["prefetch_factor"] = None  # torch refuses another one
-    return DataLoader(loader.dataset, **options, **_batching(loader))
-
-
-def _batching(loader: TorchDataLoader[Any]) -> dict[str, Any]:
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is not None:
-        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    if loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    return {"batch_size": None, "sampler": loader.sampler}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **options)
+    if not isinstance(loader.dataset, IterableDataset):
+        options["sampler"] = loader.sampler
+    return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **options)

@@ -30,12 +30,6 @@ _MAX_PUT_ASIDE = 1024
 """Rows that aren't counted in the histograms yet. Counting one by one would cost 3 % of a small batch."""
 
 
-def _clock_offset_ns() -> int:
-    """Return what `time.perf_counter_ns` is ahead of `time.monotonic`, which the scheduler uses. 0 on Linux."""
-    clocks = [time.get_clock_info(name).implementation for name in ("perf_counter", "monotonic")]
-    return 0 if clocks[0] == clocks[1] else time.perf_counter_ns() - time.monotonic_ns()
-
-
 _NS_PER_READING = 1_000_000
 """CPU time is read at most so often, because that is a system call of half a microsecond."""
 
@@ -56,7 +50,9 @@ class Metrics:
         self._lock = threading.RLock()
         """Guards the histograms, the sums and the slowest samples."""
         self._process = ProcessOwner()
-        self._clock_offset_ns = _clock_offset_ns()
+        clocks = {time.get_clock_info(name).implementation for name in ("perf_counter", "monotonic")}
+        self._clock_offset_ns = 0 if len(clocks) == 1 else time.perf_counter_ns() - time.monotonic_ns()
+        """What `time.perf_counter_ns` is ahead of `time.monotonic`, which the scheduler uses. 0 on Linux."""
         self._timeline = Timeline()
         self.is_in_pass = False
         """Whether a pass has begun and not ended. The loop's thread sets it, and the next six."""
@@ -260,9 +256,6 @@ CAPACITY = 4096
 _ROW = struct.Struct("<qqiiqqqqqqqqqqqqiiq")
 """The layout of `BATCH`, which has no padding."""
 
-_COPY = struct.Struct("<q")
-_COPY_OFFSET: int = BATCH.fields["copy_ns"][1] if BATCH.fields is not None else 0
-
 
 class Timeline:
     """The last `CAPACITY` batches that the loop got, in a ring.
@@ -278,6 +271,7 @@ class Timeline:
         """Rows that were ever added. The next one has this number."""
         self._rows: NDArray[np.void] = np.zeros(CAPACITY, BATCH)
         self._memory = self._rows.view(np.uint8).data
+        self._copies = self._rows["copy_ns"]
 
     def add(self, arrival: Arrival, asked_ns: int, delivered_ns: int, num_ready: int, pass_number: int) -> int:
         """Add a row, in place of the oldest one if the ring is full. Return its number. It has no copy yet."""
@@ -290,7 +284,7 @@ class Timeline:
     def set_copy(self, number: int, copy_ns: int) -> None:
         """Set how long the copy to the device took. Does nothing if the row isn't there any more."""
         if number >= self.num_added - CAPACITY:
-            _COPY.pack_into(self._memory, number % CAPACITY * _ROW.size + _COPY_OFFSET, copy_ns)
+            self._copies[number % CAPACITY] = copy_ns
 
     def since(self, number: int) -> NDArray[np.void]:
         """Return a copy of the rows from this number on, oldest first; of those that are still there."""

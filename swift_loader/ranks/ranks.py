@@ -98,7 +98,14 @@ def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | 
 def _data_axes(names: tuple[str, ...] | None, num_axes: int, data_dims: Sequence[str] | None) -> list[int]:
     """Return the axes whose ranks get different data."""
     if data_dims is not None:
-        return _named_axes(names, data_dims)
+        if isinstance(data_dims, str) or not all(isinstance(name, str) for name in data_dims):
+            raise TypeError(f"data_dims={data_dims!r} must be a tuple of names, such as ('dp',)")
+        if missing := [name for name in data_dims if name not in (names or ())]:
+            raise ValueError(
+                f"data_dims names {_listed(missing)}, but the mesh has "
+                f"{'the dimensions ' + _listed(names) if names else 'no names'}; name dimensions of the mesh"
+            )
+        return [axis for axis, name in enumerate(names or ()) if name in data_dims]
     if names is None:
         if num_axes == 1:
             return [0]
@@ -115,19 +122,6 @@ def _data_axes(names: tuple[str, ...] | None, num_axes: int, data_dims: Sequence
             f"data)"
         )
     return [axis for axis, name in enumerate(names) if name.lower() in DATA_DIMS]
-
-
-def _named_axes(names: tuple[str, ...] | None, data_dims: Sequence[str]) -> list[int]:
-    if isinstance(data_dims, str) or not all(isinstance(name, str) for name in data_dims):
-        raise TypeError(f"data_dims={data_dims!r} must be a tuple of names, such as ('dp',)")
-    missing = [name for name in data_dims if name not in (names or ())]
-    if missing:
-        raise ValueError(
-            f"data_dims names {_listed(missing)}, but the mesh has "
-            f"{'the dimensions ' + _listed(names) if names else 'no names'}; name dimensions of the mesh"
-        )
-    assert names is not None or not data_dims
-    return [axis for axis, name in enumerate(names or ()) if name in data_dims]
 
 
 def _listed(names: Sequence[str]) -> str:

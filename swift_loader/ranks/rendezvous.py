@@ -31,6 +31,11 @@ Facts = dict[str, int | str | bool]
 
 ONLY_SOME = "For a loader that only some ranks use, give nb_consumer=1"
 
+_KEPT_STORE = (
+    ". If torchrun has restarted the ranks, the store may still hold what the earlier ranks left. Start torchrun with "
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+)
+
 _PREFIX = "swift_loader"
 
 _PATIENCE_S = 30.0
@@ -87,7 +92,8 @@ class Rendezvous:
                 return
             warn(f"{self._problem()}: {hint}. It keeps waiting, up to {limit_s:g} s in all")
             if not wait([woken], limit_s - patience_s).done:
-                raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}{_kept_store()}")
+                is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # nothing says whether it was
+                raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}{_KEPT_STORE if is_kept else ''}")
 
     @contextmanager
     def _watch(self, limit_s: float) -> Iterator[Future[None]]:
@@ -139,13 +145,3 @@ class Rendezvous:
     def _key(self, name: str | int) -> str:
         """Return a key of this exchange; a rank's number is that of its facts."""
         return f"{self._prefix}/{name}"
-
-
-def _kept_store() -> str:
-    """Return what to do if torchrun has kept the store of an earlier start. It doesn't say whether it has."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return ""
-    return (
-        ". If torchrun has restarted the ranks, the store may still hold what the earlier ranks left. Start torchrun "
-        "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-    )
