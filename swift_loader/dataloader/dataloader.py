@@ -14,23 +14,11 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from swift_loader.checks import check_integer, check_optional_integer
+from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, StreamEpoch, Votes
 from swift_loader.dataloader.indices import epoch_of
 from swift_loader.dataloader.inline import InlineEpoch
-from swift_loader.dataloader.options import (
-    check_auto,
-    check_stream_options,
-    delivery_of,
-    first_number,
-    len_of_shard,
-    lightning_begins_an_epoch,
-    num_of_actors,
-    pin_device_of,
-    shard_of,
-    shows_its_worker,
-    wanted_rng,
-)
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
 from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
@@ -167,8 +155,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 "'template', and 'fork' or 'spawn' for themselves"
             )
         others = {"multiprocessing_context": multiprocessing_context, "num_workers": "auto" if is_auto else None}
-        num_workers = num_of_actors(executor, first_number(num_workers), others, worker_type)
-        options: dict[str, Any] = {
+        num_workers = options.num_of_actors(executor, options.first_number(num_workers), others, worker_type)
+        newer: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
             "pin_memory_device": pin_memory_device,
@@ -189,7 +177,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            **{name: value for name, value in options.items() if name in _TORCH_OPTIONS},
+            **{name: value for name, value in newer.items() if name in _TORCH_OPTIONS},
         )
         if prefetch_factor is not None:
             check_integer("prefetch_factor", prefetch_factor, 1)
@@ -202,9 +190,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.stall_warning = stall_warning
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
-        check_stream_options(dataset, shard_stream, equal_batches)
-        wanted_rng(self)  # raises
-        check_auto(self)
+        options.check_stream_options(dataset, shard_stream, equal_batches)
+        options.wanted_rng(self)  # raises
+        options.check_auto(self)
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_epoch = False
@@ -262,11 +250,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def __len__(self) -> int:
         """Return the number of batches: of this rank, if the loader shares out the stream."""
         whole = super().__len__()
-        shard = shard_of(self)
+        shard = options.shard_of(self)
         if shard is None or shard.world_size == 1:
             return whole
         dataset: Any = self.dataset
-        num_samples = len_of_shard(len(dataset), shard)
+        num_samples = options.len_of_shard(len(dataset), shard)
         setattr(self, "_IterableDataset_len_called", num_samples)  # noqa: B010 - torch annotates it as None
         if self.batch_size is None:
             return num_samples
@@ -275,7 +263,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
         passes_epoch = resume is not None and not resume.draws.is_over and self._passes_epoch
-        pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
+        pin_device = options.pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
         if self._iterator is None:
             return LoaderIterator(self, epoch, pin_device, passes_epoch=passes_epoch)
@@ -311,7 +299,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             if isinstance(number, AutoWorkers) and not isinstance(self.num_workers, AutoWorkers):
                 return  # the user has just chosen a number, on another thread
             self.num_workers = number
-            if isinstance(self._latest, IndexEpoch) and not shows_its_worker(self):
+            if isinstance(self._latest, IndexEpoch) and not options.shows_its_worker(self):
                 self._latest.resize(number)
 
     def _begin_epoch(self, resume: LoaderPosition | None, hangs: ForkHangs | None = None) -> Epoch:
@@ -329,7 +317,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                     self._latest.close()  # also if somebody still has its iterator: there is one set of workers
             if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
                 self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
-            shard = shard_of(self)
+            shard = options.shard_of(self)
             if not self.num_workers:
                 epoch: Epoch = InlineEpoch(self, number, resume, self._observer.metrics, shard)
             else:
@@ -428,7 +416,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _observed(self) -> tuple[DeliveryOptions, int, bool]:
         """Return what the loader is now, for its observer."""
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
-        return delivery_of(self), batch_size, False
+        return options.delivery_of(self), batch_size, False
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
@@ -461,7 +449,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if state:
             loaded = LoaderPosition.from_dict(state)
             check_resumes(self, loaded, state.get("batching"))
-        self._passes_epoch = lightning_begins_an_epoch()
+        self._passes_epoch = options.lightning_begins_an_epoch()
         self._loaded = loaded
         if self._latest is not None and self._latest.workers is not None:
             self._workers = None  # they are its iterator's, which may go on

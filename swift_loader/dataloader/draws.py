@@ -8,7 +8,7 @@ the loop's thread, as the sampler is the user's code.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.indices import SamplerSource, SamplerState, epoch_of
-from swift_loader.dataloader.state import DrawsState, as_torch, pack_bytes, pack_states, unpack_states
+from swift_loader.dataloader.state import DrawsState, as_torch, pack_bytes, pack_states, set_states, unpack_states
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
 from swift_loader.worker.stream import is_stateful
@@ -215,17 +215,13 @@ class Draws:
 States = dict[str, Any]
 """States of global generators, by name."""
 
-_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "torch": (torch.default_generator.get_state, torch.default_generator.set_state),
-    "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),
-}
-"""How to get and set the state of each."""
+_GENERATORS: dict[str, Any] = {"torch": torch.default_generator, "python": random, "numpy": np.random}
+"""What has the state of each."""
 
 
 def states_of(names: Iterable[str]) -> States:
     """Return the present states of these global generators."""
-    return {name: _GENERATORS[name][0]() for name in names}
+    return {name: random.getstate() if name == "python" else _GENERATORS[name].get_state() for name in names}
 
 
 def _changed_since(before: States) -> list[str]:
@@ -244,9 +240,7 @@ def _applied(states: States) -> Iterator[None]:
     """Set the generators to these states, and afterwards to those that they had before."""
     before = states_of(states)
     try:
-        for name, state in states.items():
-            _GENERATORS[name][1](state)
+        set_states(_GENERATORS, states)
         yield
     finally:
-        for name, state in before.items():
-            _GENERATORS[name][1](state)
+        set_states(_GENERATORS, before)

@@ -36,6 +36,8 @@ class Epoch:
     """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
     is_over = False
     """Whether the loop has met the end."""
+    _num_sharing = 0
+    """How many ranks the loader shares the stream out to. 0: the dataset does that."""
     votes: Votes | None = None
     """If the epoch is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
 
@@ -52,7 +54,8 @@ class Epoch:
         """
         self._num_workers: int = loader.num_workers
         self._is_stream = isinstance(loader.dataset, IterableDataset)
-        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
+        self.length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
+        """What `len` of the stream returned, if the user has asked the loader for its length."""
         self.draws = draws
         self._resumed = None if resume is None or resume.draws.is_over else resume
         """Where it continues. None: it begins afresh."""
@@ -93,9 +96,10 @@ class Epoch:
         self._note(delivery)
         if delivery.error is not None or delivery.is_end:
             self.is_whole = True
-            if delivery.is_end:
-                self.end()
-            raise delivery.error or StopIteration
+            if delivery.error is not None:
+                raise delivery.error
+            self.end()
+            raise StopIteration
         self._num_yielded += 1
         if delivery.lease is not None:
             delivery.lease.state = LeaseState.KEPT
@@ -161,8 +165,10 @@ class Epoch:
     def _at(self, num_drawn: int, sampler_state: SamplerState | None, **more: Any) -> LoaderPosition:
         """Return the position after so many draws, see `Draws.state_at`, with more fields of it."""
         draws = self.draws.state_at(num_drawn, sampler_state, is_over=self.is_over)
-        more |= {"num_workers": self._num_workers, "length_called": self._length_called}
-        return LoaderPosition(draws, self._is_stream, num_yielded=self._num_yielded, **more)
+        more |= {"num_workers": self._num_workers, "length_called": self.length_called}
+        return LoaderPosition(
+            draws, self._is_stream, num_yielded=self._num_yielded, num_sharing=self._num_sharing, **more
+        )
 
     def processes(self) -> list[ProcessView]:
         """Return the worker processes by id, also after the epoch."""
@@ -342,9 +348,7 @@ class StreamEpoch(Epoch):
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         workers, last_worker = self._shards.snapshots(self._rounds), self._last_worker
-        return self._at(
-            self._num_yielded, None, last_worker=last_worker, workers=workers, num_sharing=self._num_sharing
-        )
+        return self._at(self._num_yielded, None, last_worker=last_worker, workers=workers)
 
 
 class LoaderIterator(LoopIterator):
@@ -376,7 +380,6 @@ class LoaderIterator(LoopIterator):
         self._passes_epoch = passes_epoch
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
-        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._has_workers = bool(loader.num_workers)
         self._pin_device = pin_device
         self._num_yielded = 0
@@ -406,8 +409,8 @@ class LoaderIterator(LoopIterator):
             if recorded is not None:
                 recorded.__exit__(None, None, None)
         self._num_yielded += 1
-        if self._length_called is not None and self._num_yielded > self._length_called:
-            self._warn_of_length(self._length_called)
+        if (length := self._epoch.length_called) is not None and self._num_yielded > length:
+            self._warn_of_length(length)
         if self._pin_device is not None:
             from torch.utils.data._utils.pin_memory import pin_memory
 

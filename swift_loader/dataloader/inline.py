@@ -23,16 +23,9 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.transport.task import Task
+from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import preserved_generators
-from swift_loader.worker.stream import (
-    StreamEnd,
-    StreamSamples,
-    forget_state,
-    has_exact_state,
-    is_huggingface,
-    is_stateful,
-)
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
 
 
@@ -65,9 +58,9 @@ class InlineEpoch(Epoch):
         begins_epoch = resume is None or resume.draws.is_over
         if resume is not None:
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
-        if begins_epoch and is_huggingface(given):
-            forget_state(given)
-        elif saved.dataset_state is not None and is_stateful(given) and (begins_epoch or shard is None):
+        if begins_epoch and stream.is_huggingface(given):
+            stream.forget_state(given)
+        elif saved.dataset_state is not None and stream.is_stateful(given) and (begins_epoch or shard is None):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
         super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
         if loader.timeout:  # torch's type, and as late as torch
@@ -76,7 +69,7 @@ class InlineEpoch(Epoch):
         """False: each sample is a batch of its own."""
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
-        self._shared: StreamSamples | None = None
+        self._shared: stream.StreamSamples | None = None
         if shard is not None:
             shards, seed = SharedShards(1, resume, is_persistent=False), self.draws.begun.base_seed
             (self._num_fetched,) = shards.next_batches
@@ -84,7 +77,7 @@ class InlineEpoch(Epoch):
             mode = TorchMode(
                 1, is_stream=True, auto_collation=self._batches, batch_size=size, drop_last=drop_last, shard=shard
             )
-            self._shared = StreamSamples(given, mode, seed, None)
+            self._shared = stream.StreamSamples(given, mode, seed, None)
             self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
         else:
             kind = loader._dataset_kind  # noqa: SLF001
@@ -124,7 +117,7 @@ class InlineEpoch(Epoch):
             try:
                 task = Task(0, 0, self.number, 0, turn=self._num_fetched)
                 return self._collate(self._shared.fetch(task).samples)
-            except StreamEnd:
+            except stream.StreamEnd:
                 raise StopIteration from None
             except BuildError as failed:
                 error = failed.__cause__ or failed
@@ -171,20 +164,19 @@ class InlineEpoch(Epoch):
         """Return where the loop is."""
         num_done = self._num_yielded + self._num_skipped
         ahead = sorted(step for step in self._skipped if step >= num_done)
-        more: Any = {"ahead": ahead, "workers": (self._snapshot(),), "num_sharing": self._num_sharing}
-        return self._at(num_done, self._sampler_state, **more)
+        return self._at(num_done, self._sampler_state, ahead=ahead, workers=(self._snapshot(),))
 
     def _snapshot(self) -> WorkerSnapshot:
         dataset: Any = self._dataset
         if not self._is_stream:
-            return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
+            return WorkerSnapshot(dataset.state_dict() if stream.is_stateful(dataset) else None)
         if self._unused is not None:
             return self._unused
         if self._shared is not None:
             return replace(WorkerSnapshot.of(self._shared.snapshot()), next_batch=self._shared.turn)
         iterator = self._fetcher.dataset_iter
         return WorkerSnapshot(
-            dataset.state_dict() if has_exact_state(dataset) and iterator is not dataset else None,
-            iterator.state_dict() if has_exact_state(iterator) else None,
+            dataset.state_dict() if stream.has_exact_state(dataset) and iterator is not dataset else None,
+            iterator.state_dict() if stream.has_exact_state(iterator) else None,
             self._fetcher.ended,
         )

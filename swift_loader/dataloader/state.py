@@ -22,11 +22,11 @@ import base64
 import dataclasses
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,47 +35,14 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from swift_loader.dataloader.indices import SamplerState
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import as_integer, check_version, shown
+from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
 from swift_loader.worker.torch_worker import Resume, Snapshot
 
 VERSION = 1
 
 _MAX_INTEGER = 2**63 - 1
 
-_MAX_SHOWN = 100
-
 # What a field must be -------------------------------------------------------------------------------------------------
-
-
-class _Form(NamedTuple):
-    """What values of a field are."""
-
-    what: str
-    read: Callable[[Any], Any]
-    """Returns the value, as this package uses it. Raises any error if it isn't one."""
-
-
-def _integer(at_least: int) -> _Form:
-    def read(value: Any) -> int:
-        number = as_integer(value)
-        if number is None or not at_least <= number <= _MAX_INTEGER:
-            raise ValueError
-        return number
-
-    return _Form(f"an integer from {at_least} on" if at_least > -_MAX_INTEGER else "an integer of 64 bits", read)
-
-
-def _optional(form: _Form) -> _Form:
-    return _Form(f"{form.what}, or None", lambda value: None if value is None else form.read(value))
-
-
-def _several(form: _Form) -> _Form:
-    def read(value: Any) -> list[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError
-        return [form.read(one) for one in value]
-
-    return _Form(f"a list, of which each is {form.what}", read)
 
 
 def _read_flag(value: Any) -> bool:
@@ -98,29 +65,21 @@ def _read_states(packed: Any) -> Any:
         "python": random.Random(),  # noqa: S311 - a check
         "numpy": np.random.RandomState(),
     }
-    for name, state in states.items():
-        (generators[name].setstate if name == "python" else generators[name].set_state)(state)
+    set_states(generators, states)
     return packed
 
 
-_ANY = _Form("anything", lambda value: value)
-_COUNT, _SEED, _FLAG = _integer(0), _integer(-_MAX_INTEGER - 1), _Form("True or False", _read_flag)
-_GENERATORS = _several(_Form("the state of a generator", _read_generator))
-_STATES = _Form("states of global generators", _read_states)
+_ANY = Form("anything", lambda value: value)
+_COUNT, _SEED = integer(0, _MAX_INTEGER), integer(-_MAX_INTEGER - 1, _MAX_INTEGER)
+_FLAG = Form("True or False", _read_flag)
+_GENERATORS = several(Form("the state of a generator", _read_generator))
+_STATES = Form("states of global generators", _read_states)
 _MAIN = "_snapshot._main_snapshot."
 
 
-def _at(path: str, form: _Form, **default: Any) -> Any:
+def _at(path: str, form: Form, **default: Any) -> Any:
     """Declare a field of a record that stands at `path` in the state."""
     return dataclasses.field(metadata={"path": path, "form": form}, **default)
-
-
-def _get(state: Any, path: str) -> Any:
-    for name in path.split("."):
-        if not isinstance(state, Mapping) or name not in state:
-            raise StateMismatch(f"the state has no field {path!r}; pass the dict that state_dict() returned, unchanged")
-        state = state[name]
-    return state
 
 
 _Record = TypeVar("_Record")
@@ -128,25 +87,15 @@ _Record = TypeVar("_Record")
 
 def _read(record: type[_Record], state: Any, where: str = "", **others: Any) -> _Record:
     """Return the record that stands in a state. Raises `StateMismatch` that names the field that is wrong."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(record):  # type: ignore[arg-type] # it is a dataclass
-        if "path" in field.metadata:
-            path, form = field.metadata["path"], field.metadata["form"]
-            value = _get(state, path)
-            try:
-                values[field.name] = form.read(value)
-            except Exception as error:
-                raise StateMismatch(
-                    f"the state's {where}{path}={shown(value)[:_MAX_SHOWN]} must be {form.what}; pass the dict that "
-                    f"state_dict() returned, unchanged"
-                ) from error
-    return record(**values, **others)
+    places = {field.name: field.metadata for field in dataclasses.fields(record) if field.metadata}  # type: ignore[arg-type] # it is a dataclass
+    values = checked_fields(state, {place["path"]: place["form"] for place in places.values()}, where)
+    return record(**{name: values[place["path"]] for name, place in places.items()}, **others)
 
 
 def _write(record: Any, state: dict[str, Any]) -> None:
     """Put a record into a state."""
     for field in dataclasses.fields(record):
-        if "path" in field.metadata:
+        if field.metadata:
             *folders, name = field.metadata["path"].split(".")
             inner = state
             for folder in folders:
@@ -178,9 +127,9 @@ class DrawsState:
     """Whether the base seed was drawn when the epoch began."""
     begins_twice: bool = _at(f"{_MAIN}begins_twice", _FLAG, default=False)
     """Whether the sampler was iterated twice when the epoch began, as torch does with new workers."""
-    sampler_epochs: list[int] = _at(f"{_MAIN}sampler_epochs", _several(_SEED), default_factory=list)
+    sampler_epochs: list[int] = _at(f"{_MAIN}sampler_epochs", several(_SEED), default_factory=list)
     """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
-    dataset_epoch: int | None = _at(f"{_MAIN}dataset_epoch", _optional(_SEED), default=None)
+    dataset_epoch: int | None = _at(f"{_MAIN}dataset_epoch", optional(_SEED), default=None)
     """What `set_epoch` has set on the dataset. None: it has no epoch."""
     is_over: bool = _at("_iterator_finished", _FLAG, default=False)
     """Whether the epoch is over, so that the next one begins."""
@@ -211,7 +160,7 @@ class WorkerSnapshot:
     """How many samples other ranks get first when the state is restored; see `RankSamples`."""
     is_over: bool = _at("fetcher_state.fetcher_ended", _FLAG, default=False)
     """Whether the loop got all batches of its shard, and it is known that there are no more."""
-    next_batch: int | None = _at("next_batch", _optional(_COUNT), default=None)
+    next_batch: int | None = _at("next_batch", optional(_COUNT), default=None)
     """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
 
     @classmethod
@@ -248,13 +197,13 @@ class LoaderPosition:
     num_workers: int = _at(f"{_MAIN}_num_workers", _COUNT)
     num_yielded: int = _at("_snapshot._snapshot_step", _COUNT)
     """Batches that the loop got in this epoch."""
-    last_worker: int = _at("_snapshot._last_yielded_worker_id", _integer(-1), default=-1)
+    last_worker: int = _at("_snapshot._last_yielded_worker_id", integer(-1, _MAX_INTEGER), default=-1)
     """The worker whose shard gave the last batch; -1 before the first. Only for streams."""
-    ahead: list[int] = _at(f"{_MAIN}ahead", _several(_COUNT), default_factory=list)
+    ahead: list[int] = _at(f"{_MAIN}ahead", several(_COUNT), default_factory=list)
     """Later steps that the loop won't get: it got them before earlier ones, with `in_order=False`."""
     workers: tuple[WorkerSnapshot, ...] = ()
     """By worker id. One, with `num_workers=0`."""
-    length_called: int | None = _at(f"{_MAIN}_IterableDataset_len_called", _optional(_COUNT), default=None)
+    length_called: int | None = _at(f"{_MAIN}_IterableDataset_len_called", optional(_COUNT), default=None)
     """What `len` of the stream returned, if the user has asked the loader for its length."""
     num_sharing: int = _at(f"{_MAIN}num_sharing", _COUNT, default=0)
     """How many ranks the loader shares the stream out to, and to its workers. 0: the dataset does that."""
@@ -293,11 +242,12 @@ class LoaderPosition:
             of = [kind for name, kind in kinds.items() if name in state] or ["another class"]
             raise StateMismatch(f"the state is of {of[0]}; pass what the state_dict() of a DataLoader returned")
         check_version(state, VERSION, "swift_loader.DataLoader")
+        checked_fields(state, {"_steps_since_snapshot": integer(0, 0)})
         state = deepcopy(dict(state))
-        workers = _get(state, "_snapshot._worker_snapshots")
+        workers = field_of(state, "_snapshot._worker_snapshots")
         num_packed = len(workers) if isinstance(workers, Mapping) else 1
-        packed = [_get(workers, f"worker_{number}") for number in range(num_packed)]
-        is_stream = any(_get(one, "fetcher_state") is not None for one in packed)
+        packed = [field_of(workers, f"worker_{number}") for number in range(num_packed)]
+        is_stream = any(field_of(one, "fetcher_state") is not None for one in packed)
         where = "_snapshot._worker_snapshots.worker_"
         if not is_stream:
             packed = [one | {"fetcher_state": {"dataset_iter_state": None, "fetcher_ended": False}} for one in packed]
@@ -306,7 +256,6 @@ class LoaderPosition:
         position = _read(cls, state, draws=draws, is_stream=is_stream, workers=tuple(snapshots))
         num_workers = position.num_workers
         for is_right, problem in (
-            (as_integer(state.get("_steps_since_snapshot")) == 0, "without _steps_since_snapshot=0"),
             (len(packed) == max(1, num_workers), f"of {len(packed)} workers, but _num_workers={num_workers}"),
             (position.last_worker < max(1, num_workers), f"of worker {position.last_worker} of {num_workers}"),
             (
@@ -409,6 +358,12 @@ def unpack_states(packed: Mapping[str, Any]) -> dict[str, Any]:
         name, words, position, has_gauss, gauss = packed["numpy"]
         states["numpy"] = (name, np.frombuffer(_unpacked(words), np.uint32), int(position), int(has_gauss), gauss)
     return states
+
+
+def set_states(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Set generators to states, by name."""
+    for name, state in states.items():
+        (generators[name].setstate if name == "python" else generators[name].set_state)(state)
 
 
 @lru_cache(maxsize=16)  # Accelerate asks for the state after each batch, and most generators stay as they are

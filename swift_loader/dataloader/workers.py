@@ -233,7 +233,6 @@ class LoaderWorkers:
         """What the workers' generators were seeded with when they started."""
         self.failure: Delivery | None = None
         """Why they give no more batches."""
-        self._timeout_s = delivery.timeout_s or 0
         self._owner = ProcessOwner()
         self._has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
@@ -269,12 +268,12 @@ class LoaderWorkers:
 
     def fit(self, loader: DataLoader[Any]) -> bool:
         """Become as many as the loader has now. False: an epoch needs new ones, since each has its own dataset."""
-        dataset, is_resized = loader.dataset, self._delivery.num_workers != loader.num_workers
-        has_own = isinstance(dataset, IterableDataset) or (self._delivery.uses_threads and needs_copies(dataset))
-        if is_resized and has_own:
+        dataset = loader.dataset
+        if self._delivery.num_workers == loader.num_workers:
+            return True
+        if isinstance(dataset, IterableDataset) or (self._delivery.uses_threads and needs_copies(dataset)):
             return False
-        if is_resized:
-            self.resize(loader.num_workers)
+        self.resize(loader.num_workers)
         return True
 
     def resize(self, num_workers: int) -> None:
@@ -304,7 +303,7 @@ class LoaderWorkers:
         if self.failure is not None:
             return self.failure
         if delivery.error is not None:
-            delivery = replace(delivery, error=_with_torch_text(delivery.error, self._timeout_s))
+            delivery = replace(delivery, error=_with_torch_text(delivery.error, self._delivery.timeout_s or 0))
         if isinstance(delivery.error, WorkerStalled):
             self._has_stalled = True  # the loop may wait again
         elif delivery.error is not None and delivery.work is None:

@@ -17,13 +17,10 @@ from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.sources import Chain, Plain
 from swift_loader.pipeline.stage import Item, Place
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields
+from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
 from swift_loader.sampling.plan import MAX_EPOCH
 
 VERSION = 1
-
-_PAIR = 2
-
 
 # Where a run is, as plain types.
 
@@ -36,13 +33,13 @@ class PipelineState:
     place: Place | None
     """Of the next item; None: the beginning of the epoch."""
     seed: int
-    parameters: tuple[str, ...] = ()
+    parameters: Sequence[str] = ()
     """What the meaning of the place depends on: `Chain.parameters`."""
-    sources: tuple[Any, ...] = ()
+    sources: Sequence[Any] = ()
     """For each source: (number of items, its own state) or None."""
     told: int | None = None
     """The epoch that the sources were told; None: none."""
-    failures: tuple[int, ...] = ()
+    failures: Sequence[int] = ()
     """How many items each `map` has left out in the epoch, in the order of the pipeline."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,29 +62,10 @@ class PipelineState:
         Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
         """
         check_version(state, VERSION, "pipeline")
-        expected = {"version", "epoch", "place", "seed", "parameters", "sources", "told", "failures"}
-        if {*state, "told", "failures"} != expected:  # older states don't have these
-            raise StateMismatch(
-                f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
-            )
-        numbers = checked_fields(state, {"epoch": (0, MAX_EPOCH), "seed": (0, 2**MAX_BITS)})
-        told, failures = state.get("told"), state.get("failures", ())
-        given, texts = state["sources"], state["parameters"]
-        for name, is_right, what in (
-            ("sources", _is_list(given) and all(one is None or len(one) == _PAIR for one in given), "pairs or None"),
-            ("parameters", _is_list(texts), "a list"),
-            ("told", told is None or isinstance(told, int), "an epoch or None"),
-            ("failures", _is_list(failures) and all(isinstance(num, int) and num >= 0 for num in failures), "counts"),
-        ):
-            if not is_right:
-                raise StateMismatch(f"the state has {name}={state[name]!r}; it must be {what}")
-        place = None if state["place"] is None else _as_tuples(state["place"])
-        sources = tuple(None if one is None else tuple(one) for one in given)
-        return cls(numbers["epoch"], place, numbers["seed"], tuple(texts), sources, told, tuple(failures))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+        if unknown := {*state} - {"version", *_FORMS}:
+            names = sorted(map(str, unknown))
+            raise StateMismatch(f"the state has the entries {names}; a pipeline's has only {sorted(_FORMS)}")
+        return cls(**checked_fields({"told": None, "failures": (), **state}, _FORMS))  # older states don't have these
 
 
 def _as_lists(place: Any) -> Any:
@@ -96,6 +74,22 @@ def _as_lists(place: Any) -> Any:
 
 def _as_tuples(place: Any) -> Any:
     return tuple(_as_tuples(part) for part in place) if isinstance(place, (list, tuple)) else place
+
+
+def _read_source(given: Any) -> SourceBegin:
+    number, state = given
+    return number, state
+
+
+_FORMS = {
+    "epoch": integer(0, MAX_EPOCH),
+    "place": Form("a place", _as_tuples),
+    "seed": integer(0, 2**MAX_BITS),
+    "parameters": several(Form("a text", str)),
+    "sources": several(optional(Form("a pair", _read_source))),
+    "told": optional(integer(0, MAX_EPOCH)),
+    "failures": several(integer(0, MAX_EPOCH)),
+}
 
 
 @dataclass(slots=True)
@@ -297,7 +291,10 @@ class Epochs:
         state = loaded or self._at_start(self._next_epoch)
         self._warn_of_iterator()
         self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
-        run = self._continued(state.epoch, iterator) if loaded is None else None
+        run = next((run for run in self._idle if loaded is None and run.epoch == state.epoch), None)
+        if run is not None:  # it goes on with this epoch
+            iterator.own(run)
+            self._idle.remove(run)
         _close_all(self._idle)
         if run is None:
             run = self._open(state, iterator)
@@ -308,17 +305,8 @@ class Epochs:
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
 
-    def _at_start(self, epoch: int, sources: tuple[Any, ...] = (), told: int | None = None) -> PipelineState:
+    def _at_start(self, epoch: int, sources: Sequence[Any] = (), told: int | None = None) -> PipelineState:
         return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told)
-
-    def _continued(self, epoch: int, iterator: PipelineIterator) -> Run | None:
-        """Return the run that goes on with this epoch, if there is one."""
-        for run in self._idle:
-            if run.epoch == epoch:
-                iterator.own(run)
-                self._idle.remove(run)
-                return run
-        return None
 
     def _states_of(self, state: PipelineState) -> list[SourceStates]:
         """Return what is known of each source where a run begins: at the end of the last epoch, and in the state."""
@@ -412,7 +400,7 @@ class Epochs:
             )
         if loaded.place is not None:
             self.chain.check(loaded.place)
-            if loaded.parameters != self.chain.parameters:
+            if tuple(loaded.parameters) != self.chain.parameters:
                 raise StateMismatch(
                     f"the state is of a pipeline with {_listed(loaded.parameters)}, but this one has "
                     f"{_listed(self.chain.parameters)}; with others, the place means other items"
@@ -438,7 +426,7 @@ class Epochs:
         _free(self._idle, self._event_loop)
 
 
-def _listed(parameters: tuple[str, ...]) -> str:
+def _listed(parameters: Sequence[str]) -> str:
     return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
 
 

@@ -46,22 +46,29 @@ class Kind(Enum):
         return self in (Kind.GENERATOR, Kind.ASYNC_GENERATOR)
 
 
-def as_function(given: Any) -> Callable[[Any], Any]:
-    """Return a function for what the user gave to a stage: a callable, or a dict or list to look items up in.
+@dataclass(frozen=True)
+class Function:
+    """What a stage calls with each item."""
 
-    Raises `TypeError` if it is neither.
-    """
-    if (
-        inspect.isfunction(given)
-        and kind_of(given) is Kind.FUNCTION
-        and kind_of(inspect.unwrap(given)) is Kind.GENERATOR
-    ):
-        return functools.partial(_results_of, given)
-    if callable(given):
-        return given  # type: ignore[no-any-return]
-    if hasattr(given, "__getitem__"):
-        return functools.partial(operator.getitem, given)
-    raise TypeError(f"a stage needs a function, but {given!r} can't be called")
+    call: Callable[..., Any]
+    kind: Kind
+    name: str
+    """For errors and pictures."""
+
+    @classmethod
+    def of(cls, given: Any, name: str | None = None) -> Function:
+        """Return a function for what the user gave to a stage: a callable, or a dict or list to look items up in.
+
+        Raises `TypeError` if it is neither.
+        """
+        call, kind = given, kind_of(given)
+        if not callable(given):
+            if not hasattr(given, "__getitem__"):
+                raise TypeError(f"a stage needs a function, but {given!r} can't be called")
+            call = functools.partial(operator.getitem, given)
+        elif inspect.isfunction(given) and kind is Kind.FUNCTION and kind_of(inspect.unwrap(given)) is Kind.GENERATOR:
+            call, kind = functools.partial(_results_of, given), Kind.GENERATOR
+        return cls(call, kind, name or name_of(given))
 
 
 def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
@@ -74,13 +81,12 @@ def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
 class Submitted:
     """A coroutine function that has an executor of `concurrent.futures` call a plain one."""
 
-    function: Callable[[Any], Any]
+    function: Function
     executor: Executor
-    stage: str
 
     async def __call__(self, item: Any) -> Any:
         """Return the result. If this is cancelled, a call that waits in the executor's queue is, too."""
-        call, loop, done = self.executor.submit(self.function, item), asyncio.get_running_loop(), asyncio.Event()
+        call, loop, done = self.executor.submit(self.function.call, item), asyncio.get_running_loop(), asyncio.Event()
         call.add_done_callback(lambda _: call_soon(loop, done.set))
         try:
             await done.wait()  # `wrap_future` never returns after a StopIteration
@@ -90,7 +96,7 @@ class Submitted:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            f"stage {self.stage!r} has executor={self.executor!r}, which can't be pickled or copied; make the "
+            f"stage {self.function.name!r} has executor={self.executor!r}, which can't be pickled or copied; make the "
             f"pipeline where it runs, or give on='thread' or 'process'"
         )
 
@@ -142,13 +148,13 @@ class Job:
     stage: type[Stage] = Stage
     """What takes its answers."""
 
-    def __init__(self, function: Callable[[Any], Any], seed: int, timeout_s: float | None, stage: str) -> None:
+    def __init__(self, function: Function, seed: int, timeout_s: float | None) -> None:
         """Call this function. `timeout_s`: how long the stage waits for a generator's result; None: no limit."""
-        self._function = function
+        self._function = function.call
         self._seed = seed
         self._relay_options: dict[str, Any] = {
             "timeout_s": timeout_s,
-            "late": f"stage {stage!r}: a generator gave no result",
+            "late": f"stage {function.name!r}: a generator gave no result",
         }
 
     def __call__(self, task: Send, post: Post) -> Any:

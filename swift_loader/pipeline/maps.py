@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
 from swift_loader.pipeline.failures import in_stage_words
-from swift_loader.pipeline.functions import JOBS, Submitted, kind_of
+from swift_loader.pipeline.functions import JOBS, Function, Submitted
 from swift_loader.pipeline.nodes import Node, Unbatch
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.stage import ItemWork, Marker, Opening, Passes, Stage
@@ -90,8 +89,8 @@ def item_of(work: Work) -> str:
 class Calls:
     """A dataset whose samples are a function's results. Its keys are the items."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+    def __init__(self, function: Function) -> None:
+        self._function = function.call
 
     def __getitem__(self, item: Any) -> Any:
         return item if item is Marker.EPOCH_END else self._function(item)
@@ -169,7 +168,7 @@ class OutputOrder(str, Enum):
 class Map(Node):
     """Calls a function with each item."""
 
-    function: Callable[..., Any]
+    function: Function
     concurrency: int
     where: Where
     order: OutputOrder
@@ -178,12 +177,11 @@ class Map(Node):
     timeout_s: float | None
     max_in_flight: int
     """Items that are worked on, or whose results wait."""
-    name: str
 
     @property
     def counts(self) -> bool:  # type: ignore[override]  # for the others, it is always the same
         """A generator's results are counted."""
-        return kind_of(self.function).is_generator
+        return self.function.kind.is_generator
 
     @property
     def is_exact(self) -> bool:  # type: ignore[override]
@@ -198,20 +196,20 @@ class Map(Node):
         leaves_out = self.skips_failures and not (is_generator and in_order and not is_process)
         restarts = MAX_RESTARTS if is_process else 0
         settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=leaves_out)
-        plan = PlanSettings.of_seed(opening.key)
-        policy = run.tally.policy(self.name, self.max_errors, skips=self.skips_failures)
+        plan, name = PlanSettings.of_seed(opening.key), self.function.name
+        policy = run.tally.policy(name, self.max_errors, skips=self.skips_failures)
         if is_process:
-            function = (ListCalls if is_generator else Calls)(self.function)
-            executor = process_executor(function, self.concurrency, settings, plan, self.name)
+            calls = (ListCalls if is_generator else Calls)(self.function)
+            executor = process_executor(calls, self.concurrency, settings, plan, name)
             stage = Stage(passes, executor, settings, policy, self.concurrency)
             run.start(stage, plan)
             results = stage.passes(opening)
             return Unbatch().flows(results, opening) if is_generator else results
-        in_turn, as_ready = JOBS[kind_of(self.function)]
-        job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s, self.name)
+        in_turn, as_ready = JOBS[self.function.kind]
+        job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s)
         loop = run.loop() if self.where is Where.LOOP else None
-        calls = CallExecutor(job, loop, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
-        stage = job.stage(passes, calls, settings, policy, self.concurrency)
+        executor = CallExecutor(job, loop, self.concurrency, name, plan, item_of, leaves_stalled_out=leaves_out)
+        stage = job.stage(passes, executor, settings, policy, self.concurrency)
         run.start(stage, plan, job)
         return stage.passes(opening)
 
@@ -223,6 +221,6 @@ class Map(Node):
         """Return the function's name, how many calls run at the same time and where, and the order."""
         places = {Where.THREAD: "thread", Where.PROCESS: "process", Where.LOOP: "coroutine"}
         plural = "es" if self.where is Where.PROCESS else "s"
-        place = "executor call" if isinstance(self.function, Submitted) else places[self.where]
+        place = "executor call" if isinstance(self.function.call, Submitted) else places[self.where]
         where = f"{self.concurrency} {place}{plural if self.concurrency > 1 else ''}"
-        return f"map {self.name}, {where}, in order of {self.order.value}"
+        return f"map {self.function.name}, {where}, in order of {self.order.value}"

@@ -17,20 +17,10 @@ from swift_loader.checks import (
     check_optional_integer,
     check_seconds,
 )
+from swift_loader.pipeline import nodes
 from swift_loader.pipeline.epochs import Epochs, PipelineIterator
-from swift_loader.pipeline.functions import Kind, Submitted, as_function, kind_of, name_of
+from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
-from swift_loader.pipeline.nodes import (
-    Batch,
-    Cache,
-    DropNone,
-    Filter,
-    Node,
-    Prefetch,
-    Shard,
-    Shuffle,
-    Unbatch,
-)
 from swift_loader.pipeline.sources import Chain, Gathered, Join, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
 
@@ -87,7 +77,7 @@ class Pipeline:
         pipeline._set_up(chain, seed)  # noqa: SLF001 - of this class
         return pipeline
 
-    def _with(self, node: Node) -> Pipeline:
+    def _with(self, node: nodes.Node) -> Pipeline:
         return Pipeline._made(replace(self._chain, nodes=(*self._chain.nodes, node)), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
@@ -135,9 +125,8 @@ class Pipeline:
             TypeError: An argument has the wrong type.
             ValueError: A value is out of its range, or two exclude each other.
         """
-        name = name or name_of(function)
-        function = as_function(function)
-        kind = kind_of(function)
+        chosen = Function.of(function, name)
+        name, kind = chosen.name, chosen.kind
         workers = check_integer("concurrency", concurrency, 1, MAX_CONCURRENCY)
         default = Where.LOOP if kind.is_async else Where.THREAD
         where = default if on is None else check_choice("on", on, Where)
@@ -147,7 +136,8 @@ class Pipeline:
                     f"executor={executor!r} must be one of concurrent.futures, for a plain function and without on=; "
                     f"{name} is a {kind.value}, and on={on!r}"
                 )
-            function, kind, where = Submitted(function, executor, name), Kind.COROUTINE, Where.LOOP
+            chosen, where = Function(Submitted(chosen, executor), Kind.COROUTINE, name), Where.LOOP
+        kind = chosen.kind
         if kind.is_async != (where is Where.LOOP):
             allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
             raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
@@ -158,7 +148,7 @@ class Pipeline:
         waiting = check_optional_integer("buffer_size", buffer_size, 0)
         return self._with(
             Map(
-                function,
+                chosen,
                 workers,
                 where,
                 check_choice("output_order", output_order, OutputOrder),
@@ -166,32 +156,31 @@ class Pipeline:
                 max_errors=check_max_errors("max_errors", max_errors),
                 timeout_s=check_seconds("timeout", timeout),
                 max_in_flight=workers + (workers if waiting is None else waiting),
-                name=name,
             )
         )
 
     def filter(self, predicate: Callable[[Any], bool]) -> Pipeline:
         """Keep the items for which the function returns true. It runs on one thread."""
-        return self._with(Filter(predicate))
+        return self._with(nodes.Filter(predicate))
 
     def drop_none(self) -> Pipeline:
         """Leave out items that are None, as a function returns that has no result for its item."""
-        return self._with(DropNone())
+        return self._with(nodes.DropNone())
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline:
         """Collect items in lists of this length. The last one may be shorter, unless `drop_last` leaves it out."""
-        return self._with(Batch(batch_size, drop_last))
+        return self._with(nodes.Batch(batch_size, drop_last))
 
     def unbatch(self) -> Pipeline:
         """Give the elements of each item one by one."""
-        return self._with(Unbatch())
+        return self._with(nodes.Unbatch())
 
     def shuffle(self, buffer_size: int) -> Pipeline:
         """Give each time a random one of the next `buffer_size` items. Other ones in each epoch, by the seed.
 
         A resume pulls the epoch's items up to the place again, so put it before expensive stages.
         """
-        return self._with(Shuffle(buffer_size))
+        return self._with(nodes.Shuffle(buffer_size))
 
     def prefetch(self, buffer_size: int, *, timeout: float | None = None) -> Pipeline:
         """Work ahead of the loop: up to so many items wait for it.
@@ -200,7 +189,7 @@ class Pipeline:
             buffer_size: How many items.
             timeout: Seconds after which a wait for the next item raises `WorkerStalled`. None: no limit.
         """
-        return self._with(Prefetch(buffer_size, check_seconds("timeout", timeout)))
+        return self._with(nodes.Prefetch(buffer_size, check_seconds("timeout", timeout)))
 
     def cache(self, num_items: int, *, stop_after: int | None = None) -> Pipeline:
         """Keep the first items, and give them again and again. It shows how fast a loop were if data were free.
@@ -209,7 +198,7 @@ class Pipeline:
             num_items: How many items are kept. Then upstream isn't asked any more.
             stop_after: How many items an epoch has. None: without end.
         """
-        return self._with(Cache(num_items, stop_after))
+        return self._with(nodes.Cache(num_items, stop_after))
 
     def shard(self, rank: int | None = None, world_size: int | None = None, *, equal: bool = True) -> Pipeline:
         """Keep every `world_size`-th item, beginning with number `rank`.
@@ -232,7 +221,7 @@ class Pipeline:
                 f"order, and samples are lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or "
                 f"mix(..., seed=0); or call shard() first"
             )
-        return self._with(Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
+        return self._with(nodes.Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
 
     def merge(self, *others: Pipeline, output_order: str = "input") -> Pipeline:
         """Join this pipeline and others.

@@ -12,7 +12,7 @@ from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, shown
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH
 from swift_loader.sampling.run import EpochRule, Pass
 
@@ -107,7 +107,7 @@ class ResumableSampler(DistributedSampler[_Item]):
             )
         check_version(state, VERSION, self._name)
         limits = {"epoch": MAX_EPOCH, "position": MAX_EPOCH}
-        return checked_fields(state, {name: (0, limits.get(name, 2**MAX_BITS)) for name in names})
+        return checked_fields(state, {name: integer(0, limits.get(name, 2**MAX_BITS)) for name in names})
 
 
 def ranks_of(num_replicas: int | None, rank: int | None) -> Ranks:

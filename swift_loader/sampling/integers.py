@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, SupportsIndex
 
 from swift_loader.errors import StateMismatch
 
@@ -54,21 +54,66 @@ def check_version(state: Any, version: int, whose: str) -> None:
         )
 
 
-def checked_fields(state: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return fields as Python integers. A checkpoint may have converted them to NumPy's or torch's.
+class Form(NamedTuple):
+    """What values of a field are."""
 
-    `ranges`: by name, the smallest and the largest value. Raises `StateMismatch` that names a field.
+    what: str
+    read: Callable[[Any], Any]
+    """Returns the value, as this package uses it. Raises any error if it isn't one."""
+
+
+def integer(smallest: int, largest: int) -> Form:
+    """Return the form of a Python integer. A checkpoint may have converted it to NumPy's or torch's."""
+
+    def read(value: Any) -> int:
+        number = as_integer(value)
+        if number is None or not smallest <= number <= largest:
+            raise ValueError
+        return number
+
+    limit = f"at most {largest}" if largest.bit_length() < MAX_BITS else f"below 2**{MAX_BITS}"
+    return Form(f"an integer of at least {smallest} and {limit}", read)
+
+
+def optional(form: Form) -> Form:
+    """Return the form of such a value or None."""
+    return Form(f"{form.what}, or None", lambda value: None if value is None else form.read(value))
+
+
+def several(form: Form) -> Form:
+    """Return the form of a list of such values."""
+
+    def read(values: Any) -> list[Any]:
+        if not isinstance(values, (list, tuple)):
+            raise TypeError
+        return [form.read(value) for value in values]
+
+    return Form(f"a list, of which each is {form.what}", read)
+
+
+def field_of(state: Any, path: str) -> Any:
+    """Return what stands at a path in a state, as in "folder.name"."""
+    for name in path.split("."):
+        if not isinstance(state, Mapping) or name not in state:
+            raise StateMismatch(f"the state has no field {path!r}; pass the dict that state_dict() returned, unchanged")
+        state = state[name]
+    return state
+
+
+def checked_fields(state: Any, forms: Mapping[str, Form], where: str = "") -> dict[str, Any]:
+    """Return fields of a state by their paths, see `field_of`. Raises `StateMismatch` that names one.
+
+    `where`: the path to the state if it is a part of another one, for the error.
     """
     fields = {}
-    for name, (smallest, largest) in ranges.items():
-        if name not in state:
-            raise StateMismatch(f"the state has no field {name!r}; pass the dict that state_dict() returned, unchanged")
-        value = as_integer(state[name])
-        if value is None or not smallest <= value <= largest:
-            limit = f"at most {largest}" if largest.bit_length() < MAX_BITS else f"below 2**{MAX_BITS}"
+    for path, form in forms.items():
+        value = field_of(state, path)
+        try:
+            fields[path] = form.read(value)
+        except Exception as error:
+            text = shown(value)[:_MAX_SHOWN_CHARS]
             raise StateMismatch(
-                f"the state's {name}={shown(state[name])} must be an integer of at least {smallest} and {limit}; pass "
-                f"the dict that state_dict() returned, unchanged"
-            )
-        fields[name] = value
+                f"the state's {where}{path}={text} must be {form.what}; pass the dict that state_dict() returned, "
+                f"unchanged"
+            ) from error
     return fields

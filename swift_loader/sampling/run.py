@@ -10,21 +10,21 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer
 from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, Position, SkippedRange, Skips, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 
 VERSION = 1
 """Version of the state's fields and of the permutation. With another version, the order would be another one."""
 
-_ANY = (0, 2**MAX_BITS - 1)
-_RANGES = {
+_ANY = integer(0, 2**MAX_BITS - 1)
+_FORMS = {
     "seed": _ANY,
-    "epoch": (0, MAX_EPOCH),
-    "position": (0, MAX_EPOCH),
+    "epoch": integer(0, MAX_EPOCH),
+    "position": integer(0, MAX_EPOCH),
     "shuffle": _ANY,
     "nearby_shuffle": _ANY,
-    "run_length": (1, _ANY[1]),
+    "run_length": integer(1, 2**MAX_BITS - 1),
 }
 _OPTIONAL = {"num_samples": _ANY}
 _SKIPPED = "skipped"
@@ -204,14 +204,14 @@ class Checkpoint:
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`."""
         check_version(state, VERSION, "SwiftLoader")
-        unknown = sorted(map(str, set(state) - {"version", *_RANGES, *_OPTIONAL, _SKIPPED}))
+        unknown = sorted(map(str, set(state) - {"version", *_FORMS, *_OPTIONAL, _SKIPPED}))
         if unknown:
             raise StateMismatch(
                 f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
                 f"unchanged"
             )
-        given = {name: limits for name, limits in _OPTIONAL.items() if name in state}
-        fields = checked_fields(state, _RANGES | given)
+        given = {name: form for name, form in _OPTIONAL.items() if name in state}
+        fields = checked_fields(state, _FORMS | given)
         num_samples, position = fields.get("num_samples"), fields["position"]
         if num_samples is not None and position > num_samples:
             raise StateMismatch(
