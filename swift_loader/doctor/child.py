@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from swift_loader.__main__ import CommandError, find_target, made_by
 from swift_loader.batch.collate import torch_collate
 from swift_loader.batch.tree import type_name
-from swift_loader.cli import CommandError, find_target, made_by
 from swift_loader.doctor import contents, samples
 from swift_loader.doctor.examination import (
     BatchTime,

@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift_loader.cli import CommandError
+from swift_loader.__main__ import CommandError
 from swift_loader.errors import printable, time_text
 from swift_loader.executors.environment import environ_for_workers, import_path, interpreter_command
 
@@ -346,7 +346,7 @@ def diagnose(settings: Settings, status: Status | None = None) -> Diagnosis:
         status: Of rich. Shows what is being done; it is updated some times per second.
 
     Raises:
-        CommandError: The target, or the collate function, can't be found. `swift_loader.cli` has the class.
+        CommandError: The target, or the collate function, can't be found. `swift_loader.__main__` has the class.
     """
     ended: list[Finding] = []
     for start in range(_MAX_STARTS):

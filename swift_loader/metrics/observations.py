@@ -46,6 +46,35 @@ Arrival = tuple[int, ...]
 """The fields of `BATCH` up to `decode_ns`, in that order: what is known once a batch has arrived in the trainer."""
 
 
+WORKER, TRAINER, NOBODY = "worker", "trainer", "nobody"
+
+LIFE = {
+    "fetch": WORKER,
+    "collate": WORKER,
+    "encode": WORKER,
+    "transport": NOBODY,
+    "decode": TRAINER,
+    "delivery order": NOBODY,
+    "wait for the loop": NOBODY,
+    "copy to device": TRAINER,
+    "handing over": TRAINER,
+}
+"""The stages of a batch's life, in their order, and who is at the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a batch's life."""
+
+    name: str
+    p50_s: float
+    p99_s: float
+    share: float
+    """Of the time from the beginning of the batch to its delivery, over all batches; from 0 to 1."""
+    who: str
+    """Who is at the batch: `"worker"`, `"trainer"`, or `"nobody"`, because the batch waits."""
+
+
 def stage_times(batches: NDArray[np.void], *, in_order: bool = True) -> dict[str, Durations]:
     """Return how long each batch was in each stage of its life, in nanoseconds, by the stage's name.
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import time_text
-from swift_loader.metrics.observations import Observations, are_of_one_pass, stage_times
-from swift_loader.report.report import NOBODY, TRAINER, WORKER, Breakdown, Report, headline
+from swift_loader.metrics.observations import (
+    NOBODY,
+    TRAINER,
+    WORKER,
+    Observations,
+    Part,
+    are_of_one_pass,
+    stage_times,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -40,13 +47,8 @@ _MAX_BINS = 120
 _BATCHES_PER_BIN = 4
 
 
-def plot(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the picture of a report. The file's suffix chooses the format: png, svg, pdf, …."""
-    draw(report).savefig(path, dpi=_DPI, facecolor="white")
-
-
-def draw(report: Report) -> Figure:
-    """Return the picture as a figure of matplotlib, which belongs to no window."""
+def draw(title: str, parts: Sequence[Part], observations: Observations, path: str | os.PathLike[str]) -> None:
+    """Write the picture of at least one batch. The file's suffix chooses the format: png, svg, pdf, …."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -54,13 +56,10 @@ def draw(report: Report) -> Figure:
         raise ModuleNotFoundError(
             "a plot needs matplotlib: pip install 'swift_loader[plot]'", name="matplotlib"
         ) from error
-    observations = report.observations
-    if observations is None or not len(observations.batches):
-        raise ValueError("there is no batch to draw: plot a loader that measures, once a loop has got a batch of it")
     figure = Figure(figsize=_INCHES, facecolor="white")
     FigureCanvasAgg(figure)
     above = figure.add_gridspec(1, 2, left=0.125, right=0.86, top=0.865, bottom=0.63, wspace=0.62)
-    _draw_life(figure.add_subplot(above[0]), report.breakdown)
+    _draw_life(figure.add_subplot(above[0]), parts)
     _draw_build_times(figure.add_subplot(above[1]), observations)
     below = figure.add_gridspec(
         3, 1, height_ratios=(1.1, 0.8, 1.8), left=0.085, right=0.925, top=0.505, bottom=0.06, hspace=0.4
@@ -78,17 +77,16 @@ def draw(report: Report) -> Figure:
         f"{setup.batch_size}, {setup.num_cores:g} cores · the last {len(observations.batches):,} of "
         f"{observations.num_delivered:,} batches, in {edges_s[-1]:.3g} s"
     )
-    title = headline(report.verdict)
     figure.text(0.02, 0.965, title[0].upper() + title[1:], fontsize=14, color=_INK, weight="bold")
     figure.text(0.02, 0.937, subtitle, fontsize=9, color=_MUTED)
-    return figure
+    figure.savefig(path, dpi=_DPI, facecolor="white")
 
 
-def _draw_life(axes: Axes, breakdown: Breakdown) -> None:
+def _draw_life(axes: Axes, parts: Sequence[Part]) -> None:
     """Draw a batch's life: each stage begins where the one before ends at its median."""
     from matplotlib.patches import Patch
 
-    parts = [part for part in breakdown.parts if part.share > 0 or part.name == "fetch"]
+    parts = [part for part in parts if part.share > 0 or part.name == "fetch"]
     begin, right = 0.0, 0.0
     for place, part in enumerate(parts):
         p50, p99, colour = part.p50_s * 1e3, part.p99_s * 1e3, _COLOURS[part.who]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from importlib import import_module
 from os import PathLike
 from typing import Any
 
@@ -20,7 +19,17 @@ from numpy.typing import NDArray
 from swift_loader.errors import time_text
 from swift_loader.log import logger
 from swift_loader.metrics.machine import available_memory
-from swift_loader.metrics.observations import Durations, Observations, Setup, stage_times, steps_ns
+from swift_loader.metrics.observations import (
+    LIFE,
+    NOBODY,
+    Durations,
+    Observations,
+    Part,
+    Setup,
+    stage_times,
+    steps_ns,
+)
+from swift_loader.report import plots
 from swift_loader.tuning import room_for, window_of
 
 SWIFT_LOADER = "worker_per_consumer"
@@ -128,34 +137,6 @@ def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advi
 
 # Where the time goes --------------------------------------------------------------------------------------------------
 
-WORKER, TRAINER, NOBODY = "worker", "trainer", "nobody"
-
-_WHO = {
-    "fetch": WORKER,
-    "collate": WORKER,
-    "encode": WORKER,
-    "transport": NOBODY,
-    "decode": TRAINER,
-    "delivery order": NOBODY,
-    "wait for the loop": NOBODY,
-    "copy to device": TRAINER,
-    "handing over": TRAINER,
-}
-"""The stages of a batch's life, in their order, and who is at the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a batch's life."""
-
-    name: str
-    p50_s: float
-    p99_s: float
-    share: float
-    """Of the time from the beginning of the batch to its delivery, over all batches; from 0 to 1."""
-    who: str
-    """Who is at the batch: `"worker"`, `"trainer"`, or `"nobody"`, because the batch waits."""
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
@@ -196,14 +177,14 @@ class Breakdown:
         """Return where the time went. Without batches, all is 0."""
         batches = _steady(observations)
         times = stage_times(batches, in_order=observations.setup.in_order)
-        total_ns = sum(int(times[name].sum()) for name in _WHO)
+        total_ns = sum(int(times[name].sum()) for name in LIFE)
         began, build, numbers = batches["began_ns"], times["build"], batches["worker_id"]
         order = np.lexsort((began, numbers))
         gaps = began[order][1:] - (began + build)[order][:-1]
         idle = np.maximum(0, gaps[np.diff(numbers[order]) == 0])  # before each batch of a worker but its first one
         span_ns = max(int((began + build).max() - began.min()), 1) if len(batches) else 1
         return cls(
-            parts=tuple(_part(name, who, times[name], total_ns) for name, who in _WHO.items()),
+            parts=tuple(_part(name, who, times[name], total_ns) for name, who in LIFE.items()),
             idle=_part("idle worker", NOBODY, idle, int(idle.sum() + build.sum())),
             workers=tuple(
                 WorkerUse(number, int((numbers == number).sum()), int(build[numbers == number].sum()) / span_ns)
@@ -295,7 +276,9 @@ class Report(Mapping[str, Any]):
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Write pictures of the report to a file."""
-        import_module("swift_loader.report.plots").plot(self, path)  # draws with an optional library
+        if self.observations is None or not len(self.observations.batches):
+            raise ValueError("there is no batch to draw: plot a loader that measures, once a loop got a batch of it")
+        plots.draw(headline(self.verdict), self.breakdown.parts, self.observations, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it but the single batches, as plain JSON types."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.cli import CommandError, main
+from swift_loader.__main__ import CommandError, main
 from swift_loader.doctor import Diagnosis, Finding, Settings, Severity, diagnose
 from tests.support import doctor_datasets as planted
 from tests.support.doctor_datasets import FOLDER, write_files

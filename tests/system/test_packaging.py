@@ -110,7 +110,7 @@ def test_the_wheel_has_the_whole_package_and_says_what_it_is(wheel: Path) -> Non
     assert wheel.name == f"swift_loader-{swift_loader.__version__}-py3-none-any.whl"
     assert {name for name in files if not name.startswith(information)} == sources | {"swift_loader/py.typed"}
     assert f"{information}/licenses/LICENSE" in files
-    assert b"swift-loader = swift_loader.cli:main" in files[f"{information}/entry_points.txt"]
+    assert b"swift-loader = swift_loader.__main__:main" in files[f"{information}/entry_points.txt"]
     assert "License-Expression: Apache-2.0" in lines
     assert {"Requires-Python: >=3.10", "Classifier: Programming Language :: Python :: 3.13"} <= set(lines)
     assert sum(line.startswith("Project-URL: ") for line in lines) > 1

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from swift_loader import DataLoader, StateMismatch, SwiftLoader, SwiftLoaderWarning
-from swift_loader.cli import main
+from swift_loader.__main__ import main
 from swift_loader.replay import Rebuilt, checksum, read_state, rebuild
 from tests.support.datasets import Counting
 from tests.support.helpers import ROOT, START_METHOD

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.cli import CommandError, find_target, made_by, main
+from swift_loader.__main__ import CommandError, find_target, made_by, main
 
 SOURCE = """
 class Data:

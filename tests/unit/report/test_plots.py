@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.report.plots import draw, plot
 from swift_loader.report.report import Report
 from tests.support.observed import observe, with_workers
 
@@ -17,24 +16,23 @@ SIGNATURES = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 @pytest.mark.parametrize("suffix", SIGNATURES)
 def test_the_suffix_chooses_the_format(tmp_path: Path, suffix: str) -> None:
-    plot(Report(observe(num_batches=20)), tmp_path / f"report.{suffix}")
+    Report(observe(num_batches=20)).plot(tmp_path / f"report.{suffix}")
     assert (tmp_path / f"report.{suffix}").read_bytes().startswith(SIGNATURES[suffix])
 
 
 @pytest.mark.parametrize(("num_batches", "num_workers"), [(1, 1), (2, 0), (90, 300), (4096, 64)])
-def test_any_number_of_batches_and_workers_is_drawn(num_batches: int, num_workers: int) -> None:
+def test_any_number_of_batches_and_workers_is_drawn(tmp_path: Path, num_batches: int, num_workers: int) -> None:
     observations = observe(setup=with_workers(num_workers), num_batches=num_batches, steps_per_epoch=500)
-    figure = draw(Report(observations))
-    figure.canvas.draw()
+    Report(observations).plot(tmp_path / "report.png")
 
 
 @pytest.mark.parametrize("source", [Report(), Report(observe(num_batches=0))], ids=["nothing measured", "no batch"])
-def test_without_a_batch_there_is_nothing_to_draw(source: Report) -> None:
+def test_without_a_batch_there_is_nothing_to_draw(tmp_path: Path, source: Report) -> None:
     with pytest.raises(ValueError, match="there is no batch to draw"):
-        draw(source)
+        source.plot(tmp_path / "report.png")
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'swift_loader\[plot\]'"):
-        draw(Report(observe(num_batches=5)))
+        Report(observe(num_batches=5)).plot(tmp_path / "report.png")
