@@ -1,11 +1,7 @@
-"""Kills workers and templates at random while loops run, and looks at every byte that arrives.
-
-`python -m tests.support.chaos --minutes 10 --seed 1` goes on with ever other seeds; test_chaos.py runs a few.
-"""
+"""Kills workers and templates at random while loops run, and looks at every byte that arrives."""
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections import Counter, deque
@@ -54,32 +50,11 @@ class Case:
         return aims
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What a case came to."""
+def run_case(case: Case) -> Counter[Aim]:
+    """Run a loop until all has been done to its workers; fail if it shows, or if the count of restarts is another.
 
-    num_epochs: int
-    num_batches: int
-    kills: Counter[Aim]
-
-
-def random_case(seed: int) -> Case:
-    """Return one of many cases."""
-    rng = Random(seed)
-    is_spawn = rng.random() < 0.1
-    return Case(
-        seed=seed,
-        workers=rng.randint(2, 4),
-        in_order=rng.random() < 0.5,
-        num_kills=4 if is_spawn else 24,
-        start_method="spawn" if is_spawn else "template",
-        multithread=rng.random() < 0.7,
-        is_narrow=rng.random() < 0.5,
-    )
-
-
-def run_case(case: Case) -> Tally:
-    """Run a loop until all has been done to its workers; fail if it shows, or if the count of restarts is another."""
+    Returns how many were killed.
+    """
     options: dict[str, Any] = {"kwargs": {"narrow": case.is_narrow}, "batch_size": 4, "seed": case.seed}
     reference = Reference(lambda: make_loader(Checked, workers=0, **options))
     loader = make_loader(
@@ -97,25 +72,22 @@ def run_case(case: Case) -> Tally:
         warnings.simplefilter("ignore", SwiftLoaderWarning)
         loader.start(0)
         with Killer(loader, case.aims(), Random(case.seed)) as killer:
-            num_epochs, num_batches = _run_epochs(loader, killer, reference, case)
+            _run_epochs(loader, killer, reference, case)
         killer.check()
         restarts = loader.report()["worker_restarts"]
     num_kills = killer.kills.total()
     assert restarts == num_kills, f"{restarts} restarts were counted, but {num_kills} processes killed"
-    return Tally(num_epochs, num_batches, killer.kills)
+    return killer.kills
 
 
-def _run_epochs(loader: SwiftLoader, killer: Killer, reference: Reference, case: Case) -> tuple[int, int]:
+def _run_epochs(loader: SwiftLoader, killer: Killer, reference: Reference, case: Case) -> None:
     rng = Random(case.seed + 1)
-    num_batches = 0
     for number in range(_MAX_EPOCHS):
         epoch = number % _NUM_REFERENCE_EPOCHS
         loader.set_epoch(epoch)
-        got = _run_epoch(loader, rng)
-        reference.compare(got, epoch, in_order=case.in_order)
-        num_batches += len(got)
+        reference.compare(_run_epoch(loader, rng), epoch, in_order=case.in_order)
         if killer.is_done:
-            return number + 1, num_batches
+            return
     raise AssertionError(f"not everybody was killed within {_MAX_EPOCHS} epochs: {killer.kills}")
 
 
@@ -133,29 +105,3 @@ def _run_epoch(loader: SwiftLoader, rng: Random) -> list[bytes]:
             old, before = kept.popleft()
             assert digest(old) == before, "a batch changed while it was kept"
     return got
-
-
-def main() -> None:
-    """Run cases until the time is up."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    deadline_s = time.monotonic() + 60 * arguments.minutes
-    total: Counter[Aim] = Counter()
-    num_cases = num_epochs = num_batches = 0
-    while time.monotonic() < deadline_s:
-        case = random_case(arguments.seed + num_cases)
-        print(case, flush=True)
-        tally = run_case(case)
-        total += tally.kills
-        num_cases, num_epochs = num_cases + 1, num_epochs + tally.num_epochs
-        num_batches += tally.num_batches
-        print(f"    {tally.num_epochs} epochs, {tally.kills.total()} kills", flush=True)
-    print(f"\n{num_cases} cases, {num_epochs} epochs, {num_batches} batches, {total.total()} kills:")
-    for aim, count in total.most_common():
-        print(f"{count:8} {aim.value}")
-
-
-if __name__ == "__main__":
-    main()

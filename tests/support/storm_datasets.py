@@ -12,8 +12,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -35,59 +33,27 @@ RECORD_NBYTES = 16
 KEYS = 8
 """Where a dataset is only compared with itself, sample i has the bytes of i % KEYS."""
 
+_PAUSE_S = 0.0002
+"""Between a seek and the read after it: another worker that shares the offset comes in here."""
+
 _PERIOD = 4093
 """After so many bytes an array repeats itself; a prime, so that bytes from another page are others."""
-
-_LARGE_NBYTES = 2_000_000
-
-_MULTIPLIER = np.uint32(2654435761)
-
-
-class PlantedError(ValueError):
-    """A sample that fails, as the case wants it."""
-
-
-class Sizes:
-    """How long the arrays of samples are."""
-
-    EQUAL = "equal"
-    RAGGED = "ragged"
-    WILD = "wild"
-    """Tiny ones, and now and then one that is thousands of times as large."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What the samples of a dataset have in common, whatever their bytes come from."""
-
-    num_samples: int
-    folder: str
-    """Of the case."""
-    sizes: str = Sizes.EQUAL
-    fails: tuple[int, ...] = ()
-    """Samples that raise `PlantedError`."""
-    pause_s: float = 0.0
-    """Between a seek and the read after it: others that share the offset come in here."""
-    slow_s: float = 0.0
-    """What each sample takes."""
-    is_noisy: bool = False
-    """Whether the constructor and some samples write to descriptors 1 and 2, as libraries do."""
-
 
 Read = Callable[[int], bytes]
 """Returns the bytes of the sample with an index."""
 
 
 class Stormy:
-    """Sample i is `{"id": i, "data": (n,) uint8}`."""
+    """Sample i is `{"id": i, "data": (n,) uint8}`. `sizes`: "equal", "ragged" or "wild", a few of which are large.
 
-    def __init__(self, layout: Layout, kind: str) -> None:
-        self.layout, self.num_samples = layout, layout.num_samples
-        if layout.is_noisy:
-            _make_noise()
-        if kind.startswith("grows"):
-            self.num_samples = len(list((Path(layout.folder) / FOLDER_OF_NAMES).iterdir()))
-        self.read = READS[kind](layout)
+    Each takes `slow_s`, so that workers are killed at work.
+    """
+
+    def __init__(self, kind: str, folder: str, num_samples: int, sizes: str, slow_s: float) -> None:
+        self.sizes, self.num_samples, self.slow_s = sizes, num_samples, slow_s
+        if kind == "grows":
+            self.num_samples = len(list((Path(folder) / FOLDER_OF_NAMES).iterdir()))
+        self.read = READS[kind](Path(folder), num_samples)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -95,13 +61,11 @@ class Stormy:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self.num_samples:
             raise IndexError(f"{index} of {self.num_samples}")
-        if index in self.layout.fails:
-            raise PlantedError(f"sample {index} fails")
-        if self.layout.is_noisy and index % 10 == 0:
-            _make_noise()
-        if self.layout.slow_s:
-            time.sleep(self.layout.slow_s)
-        return {"id": index, "data": _expand(self.read(index), _size(self.layout.sizes, index))}
+        time.sleep(self.slow_s)
+        nbytes = {"equal": 64, "ragged": 1 + index * 37 % 300, "wild": 2_000_000 if index % 13 == 5 else 40}[self.sizes]
+        mixed = np.arange(min(nbytes, _PERIOD), dtype=np.uint32) * np.uint32(2654435761)
+        mixed ^= np.uint32(zlib.crc32(self.read(index)))
+        return {"id": index, "data": np.resize((mixed >> np.uint32(13)).astype(np.uint8), nbytes)}
 
 
 class StormyInBulk(Stormy):
@@ -114,25 +78,6 @@ class StormyInBulk(Stormy):
 def as_list(samples: list[Any]) -> list[Any]:
     """Return the samples as they are: they differ in size."""
     return samples
-
-
-def _size(sizes: str, index: int) -> int:
-    if sizes == Sizes.RAGGED:
-        return 1 + index * 37 % 300
-    if sizes == Sizes.WILD:
-        return _LARGE_NBYTES if index % 13 == 5 else 40
-    return 64
-
-
-def _expand(raw: bytes, nbytes: int) -> Any:
-    mixed = (np.arange(min(nbytes, _PERIOD), dtype=np.uint32) * _MULTIPLIER) ^ np.uint32(zlib.crc32(raw))
-    return np.resize((mixed >> np.uint32(13)).astype(np.uint8), nbytes)
-
-
-def _make_noise() -> None:
-    for descriptor in (1, 2):
-        with suppress(OSError):  # it is closed
-            os.write(descriptor, b"noise\n" * 100)
 
 
 # Where the bytes come from --------------------------------------------------------------------------------------------
@@ -150,166 +95,94 @@ class FromMemory:
         return self.content[begin : begin + RECORD_NBYTES]
 
 
-class FromFile:
-    """Records that are read from an open file by seeking, as an HDF5 dataset does."""
-
-    def __init__(self, open_file: Callable[[], FileIO], pause_s: float) -> None:
-        self.open_file, self.pause_s = open_file, pause_s
-
-    def __call__(self, index: int) -> bytes:
-        file = self.open_file()
-        file.seek(index * RECORD_NBYTES)
-        if self.pause_s:
-            time.sleep(self.pause_s)
-        return file.read(RECORD_NBYTES)
-
-
-class KeptOpen:
-    """A file that is open from the beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("rb", buffering=0)
-
-    def __call__(self) -> FileIO:
-        return self.file
-
-
-class OpenedLate:
-    """A file that is opened when it is first read from."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: FileIO | None = None
-
-    def __call__(self) -> FileIO:
-        if self.file is None:
-            self.file = self.path.open("rb", buffering=0)
-        return self.file
+def _records(seeds: Iterable[bytes]) -> FromMemory:
+    return FromMemory(b"".join(zlib.crc32(seed).to_bytes(RECORD_NBYTES, "big") for seed in seeds))
 
 
 @cache
-def _opened(path: str) -> FileIO:
-    return open(path, "rb", buffering=0)
+def _opened(path: Path) -> FileIO:
+    return path.open("rb", buffering=0)
 
 
-class OpenedOnce:
-    """A file that a function keeps open for all who ask."""
+def _from_file(open_file: Callable[[], FileIO]) -> Read:
+    """Read records from an open file by seeking, as an HDF5 dataset does."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        _opened(self.path)
+    def read(index: int) -> bytes:
+        file = open_file()
+        file.seek(index * RECORD_NBYTES)
+        time.sleep(_PAUSE_S)
+        return file.read(RECORD_NBYTES)
 
-    def __call__(self) -> FileIO:
-        return _opened(self.path)
-
-
-class OpenedByImport:
-    """A file that a module keeps open."""
-
-    def __init__(self) -> None:
-        from tests.support.storm_module import CONTENT_FILE
-
-        assert CONTENT_FILE.readable()
-
-    def __call__(self) -> FileIO:
-        from tests.support.storm_module import CONTENT_FILE
-
-        return CONTENT_FILE
+    return read
 
 
-class Drawing:
-    """Draws from the global generators for each sample."""
+def _kept_open(path: Path) -> Read:
+    file = path.open("rb", buffering=0)
+    return _from_file(lambda: file)
 
-    def __call__(self, index: int) -> bytes:
-        return repr((index, random.random(), np.random.rand(2).tolist())).encode()
+
+def _opened_late(path: Path) -> Read:
+    files: list[FileIO] = []
+
+    def open_file() -> FileIO:
+        if not files:
+            files.append(path.open("rb", buffering=0))
+        return files[0]
+
+    return _from_file(open_file)
+
+
+def _opened_once(path: Path) -> Read:
+    _opened(path)
+    return _from_file(lambda: _opened(path))
+
+
+def _opened_by_import() -> Read:
+    from tests.support.storm_module import CONTENT_FILE
+
+    return _from_file(lambda: CONTENT_FILE)
+
+
+def _draw(index: int) -> bytes:
+    return repr((index, random.random(), np.random.rand(2).tolist())).encode()
 
 
 # What constructors do -------------------------------------------------------------------------------------------------
 
 
-def _content(layout: Layout) -> Path:
-    return Path(layout.folder) / CONTENT
+def _changing_directory(folder: Path, num: int) -> Read:
+    os.chdir("inner")
+    return _kept_open(Path(CONTENT))
 
 
-def _from(path: Path) -> FromMemory:
-    return FromMemory(path.read_bytes())
+def _leaving_a_thread(folder: Path, num: int) -> Read:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return FromMemory((folder / CONTENT).read_bytes())
 
 
-def _from_open(layout: Layout, open_file: Callable[[], FileIO]) -> FromFile:
-    return FromFile(open_file, layout.pause_s)
-
-
-def _inside(kind: str) -> Callable[[Layout], Read]:
-    """Change the directory first."""
-
-    def build(layout: Layout) -> Read:
-        os.chdir("inner")
-        return READS[kind](layout)
-
-    return build
-
-
-def _with_thread(kind: str) -> Callable[[Layout], Read]:
-    """Leave a thread behind first."""
-
-    def build(layout: Layout) -> Read:
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-        return READS[kind](layout)
-
-    return build
-
-
-def _record(seed: bytes) -> bytes:
-    return zlib.crc32(seed).to_bytes(RECORD_NBYTES, "big")
-
-
-def _records(seeds: Iterable[bytes]) -> FromMemory:
-    return FromMemory(b"".join(map(_record, seeds)))
-
-
-def _environment(layout: Layout) -> Read:
-    salt = os.environ[SALT].encode()
-    return _records(salt + b"%d" % index for index in range(layout.num_samples))
-
-
-def _hashes(layout: Layout) -> Read:
+def _hashes(folder: Path, num: int) -> Read:
     names = [f"class {number}" for number in range(KEYS)]
     labels = {name: label for label, name in enumerate(set(names))}
     return _records(b"%d" % labels[name] for name in names)
 
 
-def _unkeyed(layout: Layout) -> FromMemory:
-    return FromMemory(np.random.default_rng().bytes(KEYS * RECORD_NBYTES))
-
-
-def _unkeyed_kept_open(layout: Layout) -> Read:
-    read = _unkeyed(layout)
-    read.kept_open = KeptOpen(_content(layout))  # type: ignore[attr-defined]
-    return read
-
-
-READS: Mapping[str, Callable[[Layout], Read]] = {
-    "arrays": lambda layout: _from(_content(layout)),
-    "kept open": lambda layout: _from_open(layout, KeptOpen(_content(layout))),
-    "relative": lambda layout: _from(Path(CONTENT)),
-    "relative, kept open": lambda layout: _from_open(layout, KeptOpen(Path(CONTENT))),
-    "relative, opened late": lambda layout: _from_open(layout, OpenedLate(Path(CONTENT))),
-    "changes directory": _inside("relative"),
-    "changes directory, kept open": _inside("relative, kept open"),
-    "environment": _environment,
+READS: Mapping[str, Callable[[Path, int], Read]] = {
+    "arrays": lambda folder, num: FromMemory((folder / CONTENT).read_bytes()),
+    "kept open": lambda folder, num: _kept_open(folder / CONTENT),
+    "relative": lambda folder, num: FromMemory(Path(CONTENT).read_bytes()),
+    "relative, opened late": lambda folder, num: _opened_late(Path(CONTENT)),
+    "changes directory": _changing_directory,
+    "environment": lambda folder, num: _records(os.environ[SALT].encode() + b"%d" % index for index in range(num)),
     "hashes": _hashes,
-    "hashes and thread": _with_thread("hashes"),
-    "unkeyed": _unkeyed,
-    "unkeyed, kept open": _unkeyed_kept_open,
-    "cached open": lambda layout: _from_open(layout, OpenedOnce(_content(layout))),
-    "open by import": lambda layout: _from_open(layout, OpenedByImport()),
-    "thread": _with_thread("arrays"),
-    "opened late": lambda layout: _from_open(layout, OpenedLate(_content(layout))),
-    "draws in constructor": lambda layout: _records(
-        b"%r %r" % (random.random(), np.random.rand()) for _ in range(layout.num_samples)
+    "unkeyed": lambda folder, num: FromMemory(np.random.default_rng().bytes(KEYS * RECORD_NBYTES)),
+    "cached open": lambda folder, num: _opened_once(folder / CONTENT),
+    "open by import": lambda folder, num: _opened_by_import(),
+    "thread": _leaving_a_thread,
+    "opened late": lambda folder, num: _opened_late(folder / CONTENT),
+    "draws in constructor": lambda folder, num: _records(
+        b"%r %r" % (random.random(), np.random.rand()) for _ in range(num)
     ),
-    "augments": lambda layout: Drawing(),
-    "grows": lambda layout: _from(_content(layout)),
-    "grows, kept open": lambda layout: _from_open(layout, KeptOpen(_content(layout))),
+    "augments": lambda folder, num: _draw,
+    "grows": lambda folder, num: FromMemory((folder / CONTENT).read_bytes()),
 }
-"""What the constructor of each kind of dataset does, and where its bytes come from then."""
+"""What the constructor of each kind of dataset does, given the folder and the number, and how it reads then."""
