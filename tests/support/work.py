@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from swift_loader.scheduler.work import IndexWork, PlannedSource, WorkSource
+from swift_loader.scheduler.work import PlannedSource
 
 
 def planned(epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int = -1) -> PlannedSource:
     """Return the batches of a plan of which only the lengths of epochs are known, from a position on."""
     plan: Any = SimpleNamespace(num_batches=num_batches, last_irregular_epoch=last_irregular_epoch)
     return PlannedSource(plan, epoch, step)
-
-
-@dataclass
-class IndexSource(WorkSource):
-    """The batches of one epoch, given their keys."""
-
-    epoch: int
-    step: int
-    batches: Iterator[Any]
-
-    def next(self) -> IndexWork | None:
-        self.step += 1
-        return next((IndexWork(self.epoch, self.step - 1, indices) for indices in self.batches), None)

@@ -40,27 +40,10 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
-from tests.support.work import IndexSource, planned
+from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork, WorkSource
+from tests.support.work import planned
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
-from tests.unit.scheduler.streams import StreamSource
-
-
-class BoundSource(IndexSource):
-    """As an `IndexSource`, with each batch for one worker."""
-
-    def __init__(self, epoch: int, step: int, num_workers: int) -> None:
-        self.num_workers: int | None = num_workers
-        """None: any worker."""
-        super().__init__(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
-
-    def next(self) -> IndexWork | None:
-        """Return the next work."""
-        work = super().next()
-        if work is None or self.num_workers is None:
-            return work
-        return work._replace(worker_id=work.step % self.num_workers)
 
 
 class World:
@@ -84,8 +67,8 @@ class World:
         self.wait_began_s: float | None = None
         self.vacated: int | None = None
         """The id of a worker that was let go, and whose place another one is to take."""
-        self.bound: BoundSource | None = None
-        """What binds batches to workers now."""
+        self.queue: IndexQueue | None = None
+        """What may bind batches to workers now."""
         for worker_id in range(setting.num_workers):
             self.start(worker_id)
         self.seek(0, 0)
@@ -269,8 +252,8 @@ class World:
     def resize(self, num_workers: int) -> None:
         """Want another number of workers."""
         self.judge.resize(num_workers)
-        if self.bound is not None:
-            self.bound.num_workers = None
+        if self.queue is not None:
+            self.queue.unbind()
         limits = replace(self.scheduler.limits, max_in_flight=self.judge.max_in_flight)
         self.scheduler.resize(num_workers, limits)
         self.decide()
@@ -298,7 +281,7 @@ class World:
         source = self.source(epoch, step)
         self.judge.seek((epoch, step), keeps_meaning=keeps_meaning)
         num_ready = len(self.scheduler.ledger.ready)
-        self.bound = source if isinstance(source, BoundSource) else None
+        self.queue = source if isinstance(source, IndexQueue) else None
         dropped = self.scheduler.begin(source, keeps_meaning=keeps_meaning)
         assert sum(one.state is BatchState.READY for one in dropped) == num_ready
         self.wait_began_s = None
@@ -308,11 +291,12 @@ class World:
         """Return the work from a position on."""
         if self.setting.kind == "planned":
             return planned(epoch, step, lambda _: NUM_BATCHES)
-        if self.setting.kind == "index":
-            return IndexSource(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
-        if self.setting.kind == "bound":
-            return BoundSource(epoch, step, self.judge.num_wanted)
-        return StreamSource(epoch, self.setting.num_workers)
+        if self.setting.kind == "stream":
+            return StreamRounds(epoch, self.setting.num_workers)
+        queue = IndexQueue(epoch, self.judge.num_wanted, in_order=self.setting.kind == "bound")
+        for one in range(step, NUM_BATCHES):
+            queue.put(one, [one, 2 * one])
+        return queue
 
     def take(self) -> None:
         """Take a batch, if it is there; else wait."""

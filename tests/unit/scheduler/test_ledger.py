@@ -11,9 +11,8 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import Answered, Send, StreamEnded
 from swift_loader.scheduler.queues import MAX_TASKS, Limits
-from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
+from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from tests.support.work import planned
-from tests.unit.scheduler.streams import StreamSource
 
 Task = tuple[int, int]
 """(generation, sequence)."""
@@ -122,7 +121,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
     slow %= num_workers
     limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), 10, in_order=False)
     ledger = ledger_with(num_workers, limits=limits)
-    ledger.begin(StreamSource(0, num_workers))
+    ledger.begin(StreamRounds(0, num_workers))
     sent: list[Send] = []
     delivered: list[tuple[int, int]] = []
 
@@ -161,7 +160,7 @@ def next_of(sent: list[Send], worker: int) -> Send:
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
     ledger = ledger_with(2, limits=Limits(2, 3, 10, in_order=True))
-    ledger.begin(StreamSource(0, 2))
+    ledger.begin(StreamRounds(0, 2))
     tasks = assign(ledger)
     for worker in (0, 1):
         ledger.remove_worker(worker)
