@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -239,21 +238,6 @@ def run_script(
     assert finished.returncode == 0, f"exit code {finished.returncode}: {finished.stderr}"
     assert finished.stderr == ""
     return finished.stdout
-
-
-def run_two_ranks(code: str, folder: Path) -> list[Any]:
-    """Run Python code as two ranks, given the rank and a file to meet at. Return what each prints, from JSON."""
-    script = folder / "rank.py"
-    script.write_text(code)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    commands = [[sys.executable, str(script), str(rank), str(folder / "meeting")] for rank in (0, 1)]
-    ranks = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in commands]
-    try:
-        return [json.loads(rank.communicate(timeout=HANG_S)[0]) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 def is_true_in_a_fork(check: Callable[[], bool]) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,8 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from swift_loader import DataLoader, StateMismatch, SwiftLoaderWarning
 from tests.support.chains import plain
-from tests.support.helpers import exhaustive_unless, run_two_ranks, set_environ
+from tests.support.group import run_ranks
+from tests.support.helpers import exhaustive_unless, set_environ
 from tests.support.resumable import Everything, EverythingShuffled, Shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -291,12 +291,7 @@ def test_ranks_that_cannot_talk_are_told_to(be_rank: Callable[[int, int], None])
 
 
 RANK = """
-    import json, sys
-    from datetime import timedelta
-    import torch
-    import torch.distributed as dist
     from torch.utils.data import IterableDataset
-    from swift_loader import DataLoader, RankMismatch
 
     class Part(IterableDataset):
         def __init__(self, length):
@@ -305,8 +300,6 @@ RANK = """
         def __iter__(self):
             return iter(range(self.length))
 
-    rank = int(sys.argv[1])
-    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=20), world_size=2, rank=rank)
     found = []
     for num_workers in (0, 1):
         context = "fork" if num_workers else None
@@ -333,14 +326,14 @@ RANK = """
                         break
         except RankMismatch as error:
             found.append([taken, str(error)])
-    print(json.dumps(found))
-    dist.destroy_process_group()
+    report(found)
+    finish()
 """
 
 
 @pytest.mark.slow
 def test_ranks_with_parts_of_their_own_end_together(tmp_path: Path) -> None:
-    answers = run_two_ranks(textwrap.dedent(RANK), tmp_path)
+    answers = [found for [found] in run_ranks(RANK, 2, tmp_path)]
     whole = [[[0, 1], [2, 3], [4, 5], [6]], [[0, 1], [2, 3], [4, 5], [6, 7]]]
     told = "rank 0 asks for batch 0 of epoch {}, but rank 1 for batch 1 of epoch {}: "
     for found, expected in zip(answers, whole, strict=True):

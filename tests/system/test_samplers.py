@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import run_two_ranks
+from tests.support.group import run_ranks
 
 NUM_SAMPLES = 60
 
 RANK = """
-    import json, sys
-    from datetime import timedelta
-    import torch
-    import torch.distributed as dist
     from torch.utils.data import BatchSampler, WeightedRandomSampler
-    from swift_loader import *
 
-    rank = int(sys.argv[1])
-    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=20), world_size=2, rank=rank)
     torch.manual_seed(40 + rank)
     lengths = [1 + number % 13 for number in range(60)]
     samplers = {
@@ -28,14 +21,14 @@ RANK = """
         "tokens": TokenBudgetBatchSampler(lengths, 40),
         "weighted": distributed(BatchSampler(WeightedRandomSampler([1.0] * 60, 60), 5, drop_last=False)),
     }
-    print(json.dumps({name: [list(sampler), sampler.state_dict()["seed"]] for name, sampler in samplers.items()}))
-    dist.destroy_process_group()
+    report({name: [list(sampler), sampler.state_dict()["seed"]] for name, sampler in samplers.items()})
+    finish()
 """
 
 
 @pytest.mark.slow
 def test_ranks_without_a_seed_share_that_of_rank_0(tmp_path: Path) -> None:
-    answers = run_two_ranks("\n".join(line[4:] for line in RANK.splitlines()), tmp_path)
+    answers = [found for [found] in run_ranks(RANK, 2, tmp_path)]
     for name in answers[0]:
         (first, seed), (second, other_seed) = (answer[name] for answer in answers)
         assert seed == other_seed == 40
