@@ -1,7 +1,4 @@
-"""Datasets for the doctor: five of real kinds, and some with a planted fault each.
-
-The real ones read the folder that `FOLDER` names; `write_files` fills it.
-"""
+"""Datasets for the doctor: two of real kinds, which read the folder of `FOLDER`, and some with a planted fault each."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -221,19 +217,11 @@ def _folder() -> Path:
     return Path(os.environ[FOLDER])
 
 
-def write_files(folder: Path) -> None:
-    """Write WAV files, and an HDF5 file if h5py is installed."""
+def write_samples(folder: Path) -> None:
+    """Write an HDF5 file."""
+    import h5py
+
     generator = np.random.default_rng(0)
-    for number in range(40):
-        with wave.open(str(folder / f"{number:02d}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes(generator.integers(-3000, 3000, 4000, np.int16).tobytes())
-    try:
-        import h5py
-    except ImportError:
-        return
     with h5py.File(folder / "samples.h5", "w") as file:
         file["image"] = generator.random((200, 16), np.float32)
         file["label"] = np.arange(200)
@@ -245,14 +233,6 @@ def images() -> Any:
 
     transform = create_transform((3, 32, 32), is_training=True, auto_augment="rand-m9-mstd0.5")
     return ImageDataset(str(_folder()), transform=transform)
-
-
-def rows() -> Any:
-    """A dataset of Hugging Face's."""
-    import datasets
-
-    columns = {"text": [f"text {number}" for number in range(400)], "label": [number % 7 for number in range(400)]}
-    return datasets.Dataset.from_dict(columns).with_format("numpy")
 
 
 class Hdf5(Sound):
@@ -268,34 +248,3 @@ class Hdf5(Sound):
 
     def __getitem__(self, index: int) -> Any:
         return {"image": self.file["image"][index], "label": self.file["label"][index]}
-
-
-class Frame(Sound):
-    """A pandas frame."""
-
-    def __init__(self) -> None:
-        import pandas as pd
-
-        self.frame = pd.DataFrame({"x": np.arange(400, dtype=np.float32), "name": [f"row {i}" for i in range(400)]})
-
-    def __len__(self) -> int:
-        return len(self.frame)
-
-    def __getitem__(self, index: int) -> Any:
-        row = self.frame.iloc[index]
-        return {"x": np.float32(row["x"]), "name": row["name"]}
-
-
-class Wavs(Sound):
-    """A folder of WAV files."""
-
-    def __init__(self) -> None:
-        self.paths = sorted(_folder().glob("*.wav"))
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        with wave.open(str(self.paths[index])) as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-        return {"audio": samples.astype(np.float32) / 32768, "index": index}

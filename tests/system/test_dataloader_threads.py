@@ -96,20 +96,6 @@ def test_batches_have_the_bytes_of_those_of_processes(dataset: Any, options: dic
     assert found == [found[0]] * 3
 
 
-def test_what_is_built_ahead_is_bounded() -> None:
-    class Noting(Faulty):
-        def __getitem__(self, index: int) -> int:
-            fetched.append(index)
-            return index
-
-    fetched: list[int] = []
-    iterator = iter(threaded(Noting(-1, fail), batch_size=1, prefetch_factor=4))
-    for _ in range(10):
-        next(iterator)
-    wait_until(lambda: len(fetched) >= 10 + 4 * 2, "as many are built as may be")
-    assert len(fetched) <= 10 + 4 * 2 + 1
-
-
 # Resuming
 
 
@@ -211,10 +197,6 @@ def test_a_stream_that_draws_is_told_too() -> None:
 
     with pytest.warns(SwiftLoaderWarning, match="draws from random"):
         list(threaded(Draws(), num_workers=1))
-
-
-def test_with_rng_none_draws_are_not_told() -> None:
-    assert len(list(threaded(Drawing(), rng=None))) == 26
 
 
 # What threads can't do

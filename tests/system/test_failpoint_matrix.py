@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderError
+from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderError, WorkerDied
 from swift_loader.executors.process import starter
-from swift_loader.transport.failpoints import VARIABLE, Action, Failpoint
+from swift_loader.transport.failpoints import VARIABLE, Action, Failpoint, parse_failpoints
 from tests.support import datasets
 from tests.support.helpers import exhaustive_unless, make_loader, set_environ, template_and_workers, wait_until
 
@@ -151,3 +151,46 @@ def bring_about(point: Failpoint) -> None:
         workers[0].kill()
     elif point is not Failpoint.TEMPLATE_STOP:
         template.kill()
+
+
+@pytest.mark.parametrize(
+    ("item", "rule"),
+    [
+        ("worker.lunch=SIGKILL", "'worker.lunch' is not a valid Failpoint"),
+        ("worker.boot", "'' is not a valid Action"),
+        ("worker.boot=SIGFOO", "'SIGFOO' is not a valid Action"),
+        ("worker.boot=SIGKILL,when=3", "unexpected keyword argument 'when'"),
+        ("worker.boot=SIGKILL,hit=-1", "hit must be at least 0, and p above 0 and at most 1"),
+        ("worker.boot=SIGKILL,hit=", "invalid literal for int()"),
+        ("worker.boot=SIGKILL,hit", "use condition=value"),
+        ("worker.boot=SIGKILL,p=1.5", "hit must be at least 0, and p above 0 and at most 1"),
+        ("worker.boot=SIGKILL,p=nan", "hit must be at least 0, and p above 0 and at most 1"),
+    ],
+)
+def test_an_error_names_the_item_and_the_rule(item: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=VARIABLE) as caught:
+        parse_failpoints(f"template.boot=raise;{item}")
+    assert f"item {item!r}: " in str(caught.value)
+    assert rule in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize(
+    "point",
+    exhaustive_unless(
+        # of the others, the matrix tells
+        {Failpoint.TEMPLATE_REAPED},
+        list(Failpoint),
+    ),
+)
+def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processes of a loader that takes one epoch; what comes of it is another matter."""
+    marker = tmp_path / "marker"
+    variable = f"{point.value}=exit-0,once={marker}"
+    if point is Failpoint.TEMPLATE_REAPED:  # on close, the template may be told to end before it has reaped anybody
+        variable += f";{Failpoint.WORKER_NOTIFIED.value}=exit-7,serial=1"
+    set_environ(monkeypatch, VARIABLE, variable)
+    loader = make_loader(datasets.Counting, batch_size=4)
+    with loader, suppress(WorkerDied):  # a death; none if what died was replaced
+        list(loader)
+    assert marker.exists()

@@ -202,35 +202,6 @@ def test_a_batch_that_was_got_while_another_thread_forked_stays_as_it_was_in_the
     assert run_script(code, via="-c", folder=tmp_path) == ""
 
 
-@pytest.mark.slow
-def test_forks_in_a_row_do_not_make_memory_grow(tmp_path: Path) -> None:
-    code = """
-        import os, warnings
-        import psutil
-        from tests.support import datasets
-        from tests.support.helpers import make_loader
-        from tests.system.test_hoarding import worker_handles
-
-        warnings.simplefilter("ignore", DeprecationWarning)
-
-        def num_mapped(pid):
-            with open(f"/proc/{pid}/maps") as maps:
-                return sum("memfd:swift_loader" in line for line in maps)
-
-        with make_loader(datasets.Images, kwargs={"num_samples": 8000}, batch_size=4, shuffle=False) as loader:
-            workers, most = [], 0
-            for step, batch in enumerate(loader):
-                if step % 10 == 0:
-                    if (pid := os.fork()) == 0:
-                        os._exit(0)
-                    os.waitpid(pid, 0)
-                    workers = workers or worker_handles(loader)
-                    most = max(most, num_mapped(os.getpid()), *(num_mapped(worker.process.pid) for worker in workers))
-        assert most < 60, most
-    """
-    assert run_script(code, via="-c", folder=tmp_path) == ""
-
-
 GOES_ON_IN_THE_CHILD = """
     import os, sys, warnings
     from swift_loader import SwiftLoaderError

@@ -13,7 +13,7 @@ import pytest
 
 from swift_loader.session import Session
 from tests.support import datasets
-from tests.support.helpers import exhaustive, ids_of, loader_processes, make_loader, run_script
+from tests.support.helpers import ids_of, loader_processes, make_loader
 
 
 class Alarm(Exception):
@@ -76,84 +76,6 @@ def test_a_time_out_of_the_user_in_the_first_next_comes_out_once(options: dict[s
         with pytest.raises(TimeoutError, match="the user's"):
             next(iterator)
         assert ids_of(iterator) == list(range(8))
-
-
-AT_ANY_TIME = """
-    import random, signal, sys
-    from swift_loader import SwiftLoaderError
-    from tests.support import datasets
-    from tests.support.helpers import ids_of, make_loader
-
-    class Alarm(Exception):
-        pass
-
-    def handle(number, frame):
-        raise Alarm
-
-    def new_loader():
-        options = dict(kwargs={"num_samples": 320}, batch_size=4, shuffle=False, multithread=sys.argv[1] == "True")
-        loader = make_loader(datasets.Counting, **options)
-        loader.start(0, None if sys.argv[2] == "None" else sys.argv[2])
-        return loader
-
-    def go_through(iterator):
-        got, num_alarms = [], 0
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.02))
-        while True:
-            try:
-                batch = iterator.__next__()  # the function `next` may be interrupted after it, too, as it returns
-            except StopIteration:
-                return got, None
-            except Alarm:
-                num_alarms += 1
-                assert num_alarms == 1, "an alarm was raised twice"
-                continue
-            except SwiftLoaderError as error:
-                assert had_alarm + num_alarms and "interrupted" in str(error), error
-                return got, error
-            got += batch["id"].tolist()
-
-    signal.signal(signal.SIGALRM, handle)
-    sys.unraisablehook = lambda unraisable: None  # what a handler raises in a finaliser, Python reports, and drops
-    rng, loader = random.Random(int(sys.argv[3])), new_loader()
-    had_alarm = False  # an alarm that met a batch of the next epoch is told in that epoch
-    for _ in range(int(sys.argv[4])):
-        got, error = [], None
-        try:
-            got, error = go_through(iter(loader))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Alarm:  # between two calls, or after the last one
-            pass
-        assert got == list(range(len(got))), got
-        assert error is not None or len(got) in (0, 320)
-        had_alarm = error is None
-        if error is not None:
-            loader.close()
-            loader = new_loader()
-    try:
-        assert ids_of(loader) == list(range(320))
-    except SwiftLoaderError as error:
-        assert had_alarm and "interrupted" in str(error), error
-    loader.close()
-    print("right")
-"""
-
-
-@pytest.mark.parametrize(
-    ("device", "multithread", "num_passes"),
-    [
-        ("cpu", "True", "4"),
-        exhaustive("None", "True", "20"),
-        exhaustive("None", "False", "20"),
-        exhaustive("cpu", "True", "20"),
-        exhaustive("cpu", "False", "20"),
-    ],
-)
-def test_an_alarm_at_any_time_loses_no_batch_and_is_raised_once(
-    device: str, multithread: str, num_passes: str, tmp_path: Path
-) -> None:
-    arguments = (multithread, device, "3", num_passes)
-    assert run_script(AT_ANY_TIME, *arguments, via="-c", folder=tmp_path) == "right\n"
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

@@ -22,7 +22,7 @@ import torch
 from swift_loader import SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
 from tests.support.figures import Measured, memory_of
-from tests.support.helpers import ids_of, is_gone, loader_processes, make_loader, wait_until
+from tests.support.helpers import is_gone, loader_processes, make_loader, wait_until
 
 MEGABYTE = 1 << 20
 
@@ -155,15 +155,6 @@ def test_kept_batches_hold_no_descriptors() -> None:
             found.append(Measured.steady().descriptors)
             assert len(kept) == num_epochs * 100
     assert found[0] == found[1]
-
-
-def test_batches_can_be_taken_by_a_thread_of_the_user() -> None:
-    got: list[int] = []
-    with make_loader(datasets.Counting) as loader:
-        thread = threading.Thread(target=lambda: got.extend(ids_of(loader)))
-        thread.start()
-        thread.join()
-    assert sorted(got) == list(range(100))
 
 
 def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:

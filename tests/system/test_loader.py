@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
+from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
@@ -82,14 +82,6 @@ def test_break_mid_epoch_starts_the_next_epoch_afresh() -> None:
         assert ids_of(loader) == reference[3]
 
 
-def test_exactly_len_batches_then_a_full_epoch() -> None:
-    with make_loader(datasets.Counting) as loader:
-        iterator = iter(loader)
-        for _ in range(len(loader)):
-            next(iterator)
-        assert sorted(ids_of(loader)) == list(range(100))
-
-
 def test_an_exhausted_iterator_stays_exhausted() -> None:
     with make_loader(datasets.Counting) as loader:
         iterator = iter(loader)
@@ -118,12 +110,6 @@ def test_an_older_iterator_raises_instead_of_being_interleaved() -> None:
         assert sorted(ids_of([first, *newer])) == list(range(100))
 
 
-def test_two_loaders_are_independent() -> None:
-    with make_loader(datasets.Counting) as one, make_loader(datasets.Counting) as other:
-        pairs = list(zip(one, other, strict=True))
-    assert all((a["id"] == b["id"]).all() for a, b in pairs)
-
-
 def test_set_epoch_chooses_the_order() -> None:
     with make_loader(datasets.Counting) as loader:
         epochs = [ids_of(loader) for _ in range(4)]
@@ -146,14 +132,6 @@ def test_set_epoch_refuses_nonsense(value: Any) -> None:
     loader = make_loader(datasets.Counting)
     with pytest.raises((ValueError, TypeError), match="epoch="):
         loader.set_epoch(value)
-
-
-def test_in_order_false_delivers_the_same_batches_as_they_get_ready() -> None:
-    with make_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False) as loader:
-        epochs = [[batch["id"].tolist() for batch in loader] for _ in range(2)]
-    expected = [list(range(start, start + 4)) for start in range(0, 100, 4)]
-    assert [sorted(epoch) for epoch in epochs] == [expected, expected]
-    assert epochs[0] != expected, "the batch with the slow sample should have come late"
 
 
 @pytest.mark.parametrize(
@@ -337,23 +315,6 @@ def test_custom_encoder_and_decoder_are_used() -> None:
             assert [number for batch in loader for number in batch] == list(range(100))
 
 
-def test_dill_works_as_encoder_and_decoder() -> None:
-    import dill
-
-    with make_loader(datasets.Counting, batch_encoder=dill.dumps, batch_decoder=dill.loads, shuffle=False) as loader:
-        assert ids_of(loader) == list(range(100))
-
-
-@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-def test_timeout_names_worker_batch_and_indices() -> None:
-    options: dict[str, Any] = {"kwargs": {"seconds": 30}, "timeout": 0.3, "shuffle": False, "validate": False}
-    with make_loader(datasets.Slow, **options) as loader:
-        iterator = iter(loader)
-        for _ in range(2):
-            with pytest.raises(WorkerStalled, match=r"worker \d of 2 .*batch 0 of epoch 0 \(dataset indices 0, 1"):
-                next(iterator)
-
-
 def test_starting_twice_and_using_a_closed_loader_are_errors() -> None:
     loader = make_loader(datasets.Counting)
     loader.start(0)
@@ -366,13 +327,6 @@ def test_starting_twice_and_using_a_closed_loader_are_errors() -> None:
     for use in (lambda: next(iterator), lambda: next(iter(loader)), lambda: loader.start(0)):
         with pytest.raises(LoaderClosed):
             use()
-
-
-def test_batches_stay_valid_after_close() -> None:
-    with make_loader(datasets.Images, shuffle=False) as loader:
-        batches = list(loader)
-    for number, batch in enumerate(batches):
-        assert [int(image[0, 0, 0]) for image in batch] == list(range(number * 8, number * 8 + 8))
 
 
 def test_repr_shows_the_state() -> None:

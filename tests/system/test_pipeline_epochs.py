@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -141,16 +140,3 @@ def test_joined_sources_may_go_through_generators_in_order_of_completion(join: s
     pipeline = joined.map(twice, concurrency=3, output_order="completion")
     for _ in range(2):
         assert sorted(pipeline) == sorted([*range(9), *range(9)])
-
-
-def test_several_threads_share_an_iterator() -> None:
-    pipeline = Pipeline(range(200)).map(lambda number: number, concurrency=2).prefetch(3)
-    for _ in range(3):
-        iterator, got = iter(pipeline), list[list[int]]()
-        threads = [threading.Thread(target=lambda: got.append(list(iterator))) for _ in range(4)]  # noqa: B023
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(got) == 4
-        assert sorted(number for part in got for number in part) == list(range(200))

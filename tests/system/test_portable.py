@@ -53,34 +53,9 @@ def portable(dataset_class: Any, **options: Any) -> SwiftLoader:
     return make_loader(dataset_class, start_method="portable", **options)
 
 
-def bytes_of(loader: Any) -> list[bytes]:
-    return [
-        np.concatenate([np.asarray(part, np.float64).ravel() for part in batch.values()]).tobytes() for batch in loader
-    ]
-
-
 def check_no_names_of(trainer: int) -> None:
     """Check that a trainer's workers have left no name of shared memory."""
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"swl_{trainer}_")]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_order_and_bytes_are_those_without_workers(workers: int) -> None:
-    kwargs = {"num_samples": 80}
-    with portable(datasets.Augmenting, kwargs=kwargs, workers=workers) as loader:
-        got = [bytes_of(loader) for _ in range(2)]
-    with make_loader(datasets.Augmenting, kwargs=kwargs, workers=0) as loader:
-        assert [bytes_of(loader) for _ in range(2)] == got
-
-
-@pytest.mark.parametrize("code", [exhaustive(code) for code in ("exit-7", "SIGSEGV")] + ["SIGKILL"])
-def test_a_worker_that_dies_is_replaced_and_the_bytes_are_the_same(code: str, tmp_path: Path) -> None:
-    with portable(datasets.FailsOnce, kwargs={"folder": str(tmp_path), "deed": code}, batch_size=4) as loader:
-        with pytest.warns(SwiftLoaderWarning, match=r"is replaced \(1 of"):
-            survived = bytes_of(loader)
-        assert loader.report()["worker_restarts"] == 1
-    with make_loader(datasets.Augmenting, kwargs={"num_samples": 80}, workers=0, batch_size=4) as loader:
-        assert bytes_of(loader) == survived
 
 
 @pytest.mark.timeout(300)

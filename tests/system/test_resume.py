@@ -209,28 +209,6 @@ def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_processes(seed: int
     check_chain(203, chain, shuffle=True, nearby_shuffle=int(generator.choice([0, 30])), seed=seed)
 
 
-@pytest.mark.parametrize(("world_size", "batch_size"), [exhaustive(2, 16), (3, 5)])
-@pytest.mark.parametrize("num_steps", [exhaustive(1), 7, exhaustive(12)])
-def test_four_ranks_of_8_go_on_as_two_of_16_or_three_of_5(num_steps: int, world_size: int, batch_size: int) -> None:
-    options: dict[str, Any] = {"shuffle": True, "nearby_shuffle": 100, "seed": 5}
-    with ExitStack() as stack:
-        before = Ranks(stack, 401, Stretch(8, 4, "pad", drop_last=False, num_steps=0, workers=1), **options)
-        before.start()
-        first = [index for _ in range(num_steps) for index in before.step() or []]
-        state = before.state()
-    with ExitStack() as stack:
-        after = Ranks(
-            stack, 401, Stretch(batch_size, world_size, "pad", drop_last=False, num_steps=0, workers=1), **options
-        )
-        after.load(state)
-        after.start()
-        rest: list[int] = []
-        while (samples := after.step()) is not None:
-            rest += samples
-    assert len(first) == 32 * num_steps
-    assert sorted(first + rest) == list(range(401))
-
-
 def samples_of(batch: Any) -> list[bytes]:
     """The bytes of each sample of a batch."""
     return [

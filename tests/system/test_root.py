@@ -123,6 +123,17 @@ def test_a_thread_whose_start_is_interrupted_is_started_by_the_next_loader(
     assert len(once(datasets.Counting)) == 25
 
 
+def test_a_starter_whose_thread_has_failed_says_so_instead_of_letting_the_loop_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: starter.Starter) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(starter.Starter, "look_after", fail)
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        once(datasets.Counting)
+
+
 def test_processes_of_a_stage_have_torch_from_the_root() -> None:
     assert list(Pipeline(range(3)).map(operator.neg, on="process")) == [0, -1, -2]
     assert any("libtorch" in mapped.path for mapped in psutil.Process(root_pid()).memory_maps())

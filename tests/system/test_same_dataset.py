@@ -213,13 +213,6 @@ def test_a_template_that_is_replaced_has_the_circumstances_of_the_first_one(
     assert texts == {"firstfirst"}
 
 
-def test_the_trainers_own_directory_and_environment_stay_as_they_were(tmp_path: Path) -> None:
-    before = dict(os.environ), os.getcwd(), list(sys.path)
-    with make_loader(datasets.Counting) as loader:
-        ids_of(loader)
-    assert (dict(os.environ), os.getcwd(), list(sys.path)) == before
-
-
 class Rewritten(datasets.Counting):
     """Its samples are what a file held when it was built."""
 
@@ -480,29 +473,6 @@ def test_sums_and_convolutions_are_the_same_with_any_number_of_workers(workers: 
         torch.set_num_threads(before)
     for name in ("sum", "mean", "conv"):
         assert all(torch.equal(got, wanted[name]) for got, wanted in zip(batch[name], expected, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", METHODS)
-def test_torchs_default_dtype_and_number_of_threads_hold_for_workers(start_method: str, tmp_path: Path) -> None:
-    code = f"""
-        import torch
-        from swift_loader import SwiftLoader
-        torch.set_default_dtype(torch.float64)
-        class Settings:
-            def __len__(self): return 4
-            def __getitem__(self, index): return str(torch.ones(1).dtype), torch.get_num_threads()
-        with SwiftLoader(Settings, worker_per_consumer=2, batch_size=4, start_method={start_method!r}) as loader:
-            dtypes, threads = next(iter(loader))
-            print(*set(dtypes), *set(map(int, threads)))
-    """
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(code))
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=True
-    )
-    assert finished.stdout == "torch.float64 2\n"
 
 
 def test_signals_that_the_trainer_blocks_still_end_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

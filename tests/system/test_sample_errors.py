@@ -25,7 +25,6 @@ from swift_loader import (
     sample_rng,
 )
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
-from swift_loader.testing import assert_resume_exact
 from tests.support import datasets
 from tests.support.helpers import exhaustive, ids_of, make_loader, needs_own_generators
 
@@ -234,16 +233,6 @@ def test_after_a_resume_the_same_samples_fail(workers: int, on_error: str) -> No
     assert end == end_after
     assert failures_before
     assert failures_after
-
-
-@POLICIES
-@pytest.mark.parametrize("batch_size", [8, 5])
-@pytest.mark.usefixtures("quiet")
-def test_a_resume_with_bad_samples_is_proven_exact(on_error: str, batch_size: int) -> None:
-    def make(batch_size: int) -> SwiftLoader:
-        return failing(DrawsAndFails, workers=0, on_error=on_error, shuffle=True, batch_size=batch_size)
-
-    assert_resume_exact(lambda: make(8), resume_with=None if batch_size == 8 else lambda: make(batch_size))
 
 
 @pytest.mark.usefixtures("quiet")

@@ -15,7 +15,7 @@ import torch
 
 from swift_loader import SwiftLoader
 from swift_loader.errors import EncodeError
-from tests.support.helpers import make_loader, needs_template
+from tests.support.helpers import exhaustive, make_loader, needs_template, set_environ
 
 
 class Holding:
@@ -87,21 +87,26 @@ def test_a_mapping_that_the_file_no_longer_stands_for_is_sent_with_its_content(c
     assert batch["value"].tolist() == expected
 
 
-class DefaultDtype:
-    """Samples have torch's default dtype."""
+class Settings:
+    """Samples have torch's default dtype, and tell its number of threads."""
 
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(0.5)
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(0.5), torch.get_num_threads()
 
 
-def test_workers_have_the_default_dtype_of_the_trainer() -> None:
+@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn")])
+def test_workers_have_the_default_dtype_of_the_trainer_and_the_number_of_threads_of_the_environment(
+    start_method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environ(monkeypatch, "OMP_NUM_THREADS", "2")
     torch.set_default_dtype(torch.float64)
     try:
-        with make_loader(DefaultDtype, workers=1) as loader:
-            (batch,) = loader
+        with make_loader(Settings, workers=1, start_method=start_method) as loader:
+            ((values, nums_of_threads),) = loader
     finally:
         torch.set_default_dtype(torch.float32)
-    assert batch.dtype == torch.float64
+    assert values.dtype == torch.float64
+    assert nums_of_threads.tolist() == [2] * 4

@@ -19,7 +19,6 @@ from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
     exhaustive,
-    exhaustive_unless,
     going_on_when_told,
     ids_of,
     loader_children,
@@ -61,8 +60,14 @@ def everything(batches: Any) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("deed", exhaustive_unless({"SIGKILL", "system-exit"}, ONCE))
-@pytest.mark.parametrize("start_method", [START_METHOD, exhaustive("spawn")])
+@pytest.mark.parametrize(
+    ("deed", "start_method"),
+    [
+        *[(deed, START_METHOD) for deed in ("SIGKILL", "system-exit")],
+        ("SIGKILL", "portable"),
+        *[exhaustive(deed, method) for deed in ONCE for method in ("template", "spawn", "portable")],
+    ],
+)
 def test_a_worker_that_dies_is_replaced_and_the_loop_gets_the_same_bytes(
     deed: str, start_method: str, tmp_path: Path
 ) -> None:

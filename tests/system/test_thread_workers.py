@@ -85,20 +85,6 @@ def test_batches_share_no_memory_with_the_dataset() -> None:
     assert (np.arange(400) == Varied.ROWS.ravel()).all()
 
 
-def test_batches_that_are_kept_stay_as_they_are() -> None:
-    with thread_loader(datasets.Images, shuffle=False) as loader:
-        batches = [batch for _ in range(4) for batch in loader]
-    for number, batch in enumerate(batches):
-        assert [int(image[0, 0, 0]) for image in batch] == list(range(number % 8 * 8, number % 8 * 8 + 8))
-
-
-def test_out_of_order_each_batch_comes_once() -> None:
-    with thread_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False, validate=False) as loader:
-        got = [batch["id"].tolist() for batch in loader]
-    assert sorted(got) == [list(range(start, start + 4)) for start in range(0, 100, 4)]
-    assert got[0] != [0, 1, 2, 3]
-
-
 def test_batches_are_built_before_the_loop_asks() -> None:
     built: list[int] = []
 

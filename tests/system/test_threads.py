@@ -12,7 +12,7 @@ import pytest
 
 from swift_loader import LoaderClosed
 from tests.support import datasets
-from tests.support.helpers import exhaustive, ids_of, make_loader
+from tests.support.helpers import make_loader
 
 
 def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
@@ -31,21 +31,6 @@ def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
     for thread in threads:
         thread.join()
     return errors
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("device", [None, exhaustive("cpu")])
-def test_threads_that_share_an_iterator_get_each_batch_once(workers: int, in_order: bool, device: str | None) -> None:
-    options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "batch_size": 4, "in_order": in_order}
-    with make_loader(datasets.Counting, workers=workers, **options) as loader:
-        loader.start(0, device)
-        for _ in range(2):
-            iterator, got = iter(loader), list[int]()
-            assert in_threads(4, lambda got=got, iterator=iterator: got.extend(ids_of(iterator))) == []  # type: ignore[misc]
-            assert sorted(got) == list(range(4000))
-            with pytest.raises(StopIteration):
-                next(iterator)
 
 
 def test_a_thread_that_begins_a_pass_ends_that_of_another_one_and_takes_nothing_from_it() -> None:

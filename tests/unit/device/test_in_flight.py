@@ -29,46 +29,6 @@ def issue(copies: CopiesInFlight, device: FakeDevice, number: int) -> Transfer:
     )
 
 
-def test_a_batch_is_copied_recorded_handed_over_and_then_let_go() -> None:
-    device = FakeDevice(lag=1)
-    copies = CopiesInFlight(device)
-    issued = issue(copies, device, 0)
-    moved = issued.batch
-    assert (moved == -1).all(), "copied before its time"
-    issued.hand_over()
-    assert (moved == -1).all(), "the loop's thread waited"
-    device.run()
-    assert (moved == 0).all()
-    copies.drop_finished()
-    assert device.log == ["copy 0", "event 0", "hand over 0", "release 0"]
-
-
-def test_a_copy_under_way_keeps_its_host_batch_and_only_that() -> None:
-    device = FakeDevice(lag=9)
-    copies = CopiesInFlight(device)
-    for number in range(4):
-        issue(copies, device, number)
-    assert repr(copies) == "<CopiesInFlight 4 under way>"
-    device.advance()
-    device.advance()
-    assert not [entry for entry in device.log if entry.startswith("release")], "let go by nobody"
-    copies.drop_finished()
-    assert device.log[-2:] == ["release 0", "release 1"]
-    assert repr(copies) == "<CopiesInFlight 2 under way>"
-    copies.close()
-
-
-def test_closing_waits_for_the_last_copy_and_lets_all_go() -> None:
-    device = FakeDevice(lag=9)
-    copies = CopiesInFlight(device)
-    moved = [issue(copies, device, number).batch for number in range(3)]
-    copies.close()
-    assert [int(array[0]) for array in moved] == [0, 1, 2]
-    assert device.log[6:] == ["wait for 2", "release 0", "release 1", "release 2"]
-    copies.close()
-    assert len(device.log) == 10
-
-
 def test_what_a_move_that_raises_has_issued_is_under_way_all_the_same() -> None:
     device = FakeDevice(lag=9)
     copies = CopiesInFlight(device)

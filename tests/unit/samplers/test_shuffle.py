@@ -65,34 +65,6 @@ def test_the_batches_are_those_of_the_loaders_plan(
         assert len(one_by_one) == sum(map(len, expected))
 
 
-@given(data=st.data(), sizes=st.lists(st.integers(1, 12), min_size=2, max_size=5))
-@settings(max_examples=60, deadline=None)
-def test_a_chain_of_runs_with_other_batch_sizes_and_ranks_draws_one_epoch(
-    data: st.DataObject, sizes: list[int]
-) -> None:
-    num_samples = 97
-    expected = [index for batch in sampler_of(num_samples, 5) for index in batch]
-    drawn: list[int] = []
-    state = None
-    for number, batch_size in enumerate(sizes):
-        world_size = data.draw(st.integers(1, 4))
-        # The window depends on the first run's batch size, unless it is given.
-        ranks = [
-            sampler_of(num_samples, batch_size, world_size, rank, nearby_shuffle=None) for rank in range(world_size)
-        ]
-        for rank in ranks:
-            rank.load_state_dict(state or sampler_of(num_samples, 5).state_dict())
-        is_last_run = number == len(sizes) - 1
-        num_steps = None if is_last_run else data.draw(st.integers(0, 3))
-        iterators = [islice(rank, num_steps) for rank in ranks]
-        drawn += [index for step in zip(*iterators, strict=True) for batch in step for index in batch]
-        state = ranks[0].state_dict()
-        assert all(rank.state_dict() == state for rank in ranks)
-        if state["position"] == num_samples:
-            break
-    assert drawn[:num_samples] == expected
-
-
 def test_with_one_rank_the_indices_resume_within_a_batch() -> None:
     sampler = ShuffleSampler(50, 8, seed=3, num_replicas=1, rank=0)
     whole = list(sampler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.plan import NO_SKIPS, Plan, PlanReader, PlanSettings, SkippedRange, Skips, Uneven
-from swift_loader.sampling.run import Run
-from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.plan import NO_SKIPS, Plan, PlanReader, SkippedRange, Skips, Uneven
 from tests.unit.sampling.test_plan import plans_of_all_ranks, settings_of, whole_order
 
 ranges = st.builds(
@@ -143,98 +140,3 @@ def test_the_range_of_a_step_that_an_epoch_lacks_is_an_index_error(step: int) ->
 
 
 # The run ----------------------------------------------------------------------------------------------------------
-
-
-class Loop:
-    """A run as a loader makes it, without a loader: passes over plans of all ranks, from state to state."""
-
-    def __init__(self, num_samples: int, batch_size: int, world_size: int) -> None:
-        order = OrderSettings.of(seed=5, shuffle=True, window=0, batch_size=1)
-        self.run = Run(order, frozenset())
-        self.run.note_length(num_samples)
-        self.num_samples = num_samples
-        self.settings = PlanSettings(order, batch_size, world_size, 0, Uneven.EXACT, False)
-
-    def skip(self, steps: list[int], epoch: int) -> None:
-        plan = Plan.of(self.num_samples, self.settings)
-        asked = [plan.range_of(epoch, step) for step in steps]
-        self.run.skip(asked, self.num_samples)
-
-    def take(self, num_steps: int) -> tuple[int, list[int]]:
-        """Begin a pass and take so many of its steps. Return the epoch, and the samples of all ranks."""
-        begin, order = self.run.next_begin(self.num_samples), self.run.order
-        chosen, first = replace(self.settings, order=order, skips=self.run.skips).resumed_at(begin)
-        plans = plans_of_all_ranks(self.num_samples, chosen)
-        self.run.begin_pass(begin, plans[0], first)
-        stop = min(first + num_steps, plans[0].num_batches(begin.epoch))
-        taken = [
-            index
-            for step in range(first, stop)
-            for plan in plans
-            if step < plan.num_batches(begin.epoch)
-            for index in plan.batch(begin.epoch, step).indices.tolist()
-        ]
-        assert self.run.this is not None
-        self.run.this.num_steps = stop
-        if stop == plans[0].num_batches(begin.epoch):
-            self.run.this.is_ended = True
-        return begin.epoch, taken
-
-
-@given(data=st.data(), num_samples=st.integers(1, 80))
-@settings(max_examples=100, deadline=None)
-def test_delivered_and_skipped_are_each_epoch_once_over_any_chain_of_stops(
-    data: st.DataObject, num_samples: int
-) -> None:
-    state: dict[str, Any] | None = None
-    delivered: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    while True:
-        loop = Loop(num_samples, data.draw(small), data.draw(st.integers(1, 3)))
-        if state is not None:
-            loop.run.load_state_dict(state)
-        before = loop.run.skips
-        steps, epoch = data.draw(st.lists(st.integers(0, 20), max_size=3)), data.draw(st.integers(0, 2))
-        try:
-            loop.skip(steps, epoch)
-        except (ValueError, IndexError):  # delivered, or beyond the epoch's end
-            assert loop.run.skips == before
-        if loop.run.next_begin(num_samples).epoch > 2:
-            break
-        epoch, taken = loop.take(data.draw(st.integers(1, 30)))
-        delivered[epoch] += taken
-        state = json.loads(json.dumps(loop.run.state_dict()))
-    order = Plan.of(num_samples, loop.settings)
-    for epoch, samples in delivered.items():
-        skipped = positions(loop.run.skips, epoch)
-        wanted = [index for position, index in enumerate(whole_order(order, epoch)) if position not in skipped]
-        assert samples == wanted, Counter(samples)
-
-
-def test_a_step_behind_the_loop_cannot_be_skipped_and_nothing_changes() -> None:
-    loop = Loop(40, 5, 2)
-    loop.take(2)
-    with pytest.raises(
-        ValueError, match="samples 10 to 19 of epoch 0 can't be skipped: the loop is beyond its first 20"
-    ):
-        loop.skip([3, 1], 0)
-    assert loop.run.skips == NO_SKIPS
-
-
-def test_a_step_of_a_past_epoch_can_only_be_skipped_once_that_epoch_is_chosen() -> None:
-    loop = Loop(40, 5, 2)
-    loop.take(4)
-    with pytest.raises(ValueError, match="beyond its first 40"):
-        loop.skip([1], 0)
-    loop.run.choose(0)
-    loop.skip([1], 0)
-    assert loop.take(9) == (
-        0,
-        [index for p, index in enumerate(whole_order(Plan.of(40, loop.settings))) if p // 10 != 1],
-    )
-
-
-def test_the_state_of_a_run_without_skips_has_no_field_for_them() -> None:
-    loop = Loop(40, 5, 2)
-    assert set(loop.run.state_dict()) == {
-        "version", "seed", "epoch", "position", "shuffle", "nearby_shuffle", "run_length", "num_samples",
-    }  # fmt: skip

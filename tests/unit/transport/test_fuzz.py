@@ -176,3 +176,16 @@ def test_a_task_with_other_counts_than_it_says_is_refused(counts: tuple[int, int
     with pytest.raises(ProtocolError):
         Task.unpack(frame_of(Kind.TASK, body))
     unpack_or_refuse(Kind.TASK, body)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (b"short", "5 bytes"),
+        (b"HTTP" + pack_frame(Kind.READY)[4:], "HTTP"),
+        (pack_frame(Kind.READY, b"abc")[:-1], "length or checksum"),
+    ],
+)
+def test_the_error_says_what_was_found(message: bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        unpack_frame(memoryview(message))

@@ -283,36 +283,6 @@ def test_a_changed_state_is_refused(change: dict[str, Any], message: str) -> Non
         assert loader.state_dict() == state
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("use_prefetcher", [False, True])
-def test_epochs_are_the_same_with_workers_that_build_ahead_of_the_loop(workers: int, use_prefetcher: bool) -> None:
-    options = {"num_aug_repeats": 2, "use_prefetcher": use_prefetcher, **TRAINING}
-    with make(**options) as loader:
-        epochs = [targets_of(loader) for _ in range(4)]
-    with make(workers=workers, **options) as loader:
-        assert loader.state_dict()["epoch"] == 0
-        loader.set_epoch(1)
-        assert targets_of(loader) == epochs[1]
-        begun, state = pieces(loader, 3)
-        assert (state["epoch"], state["position"], state["finished"]) == (2, 3, 0)
-        assert targets_of(begun) == epochs[2][:12]
-        assert targets_of(loader) == epochs[2]  # the one that was left begins again
-        assert loader.state_dict()["finished"] == 1
-        loader.load_state_dict(state)
-        loader.set_epoch(2)  # its own: the position stays
-        assert targets_of(loader) == epochs[2][12:]
-        loader.load_state_dict(state)
-        loader.set_epoch(0)
-        assert targets_of(loader) == epochs[0]
-        pieces(loader, 2)
-        loader.set_epoch(3)
-        assert targets_of(loader) == epochs[3]
-        loader.close()
-        assert loader.state_dict()["epoch"] == 3
-
-
 def test_a_batch_that_raises_counts_in_the_state() -> None:
     def collate(samples: Any) -> list[int]:
         calls.append(samples)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from swift_loader.vision import RandomErasing
-from tests.support.fake_device import keyed_by
 from tests.unit.vision.conftest import assert_same, seed_everything
 
 KEYS = (0, 1, 2**63 + 5, 2**64 - 1)
@@ -53,13 +52,6 @@ def test_the_global_generators_are_not_touched() -> None:
     RandomErasing(1.0, mode="pixel")(noise(4, 3, 16, 16), 1)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
-
-
-def test_the_key_is_by_default_that_of_the_batch() -> None:
-    images, erase = noise(4, 3, 16, 16), RandomErasing(1.0)
-    with keyed_by(9):
-        assert torch.equal(erase(images.clone()), erase(images.clone(), 9))
-    assert not torch.equal(erase(images.clone()), erase(images.clone()))  # outside of a move: always another one
 
 
 @pytest.mark.parametrize(

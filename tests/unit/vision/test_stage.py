@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from swift_loader.vision import ImageStage, RandomErasing
-from tests.support.fake_device import keyed_by
 from tests.unit.vision.conftest import assert_same, seed_everything
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -44,39 +43,12 @@ def test_images_are_normalised_to_the_bits_of_timm(
     assert_same(ours[1], theirs[1])
 
 
-@pytest.mark.parametrize(
-    ("mean", "std", "channels"),
-    [(0.5, 0.25, 3), ((0.1, 0.2), (0.3, 0.4), 2), ((0.1, 0.2, 0.4), 0.3, 3), ([0.3], [0.7], 1), (0.0, 1.0, 4)],
-)
-def test_constants_are_those_of_timm(timm_data: Any, mean: Any, std: Any, channels: int) -> None:
-    batch = make_batch(channels)
-    theirs = moved_by_timm(timm_data, batch, mean=mean, std=std, channels=channels, img_dtype=torch.bfloat16)
-    assert_same(ImageStage(mean, std, channels, torch.bfloat16)(batch, CPU)[0], theirs[0])
-
-
-@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-def test_erasing_is_keyed_by_the_batch(timm_data: Any, mode: str) -> None:
-    batch = make_batch()
-    stage = ImageStage(erasing=RandomErasing(0.8, mode=mode, max_count=2, num_splits=2))
-    with keyed_by(77):
-        ours = stage(batch, CPU)
-    theirs = moved_by_timm(timm_data, batch, 77, re_prob=0.8, re_mode=mode, re_count=2, re_num_splits=2)
-    assert_same(ours[0], theirs[0])
-
-
 @pytest.mark.parametrize(("dtype", "channels_last"), [(torch.uint8, True), (torch.float32, False)])
 def test_the_batch_on_the_host_is_not_written(dtype: torch.dtype, channels_last: bool) -> None:
     images, targets = make_batch(dtype=dtype)
     before = images.clone()
     ImageStage(channels_last=channels_last, erasing=RandomErasing(1.0))((images, targets), CPU)
     assert torch.equal(images, before)
-
-
-def test_the_channels_can_lie_side_by_side() -> None:
-    batch = make_batch()
-    (images, _), (plain, _) = ImageStage(channels_last=True)(batch, CPU), ImageStage()(batch, CPU)
-    assert images.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(images, plain)
 
 
 def test_lists_and_arrays_become_a_tuple_of_tensors_and_what_comes_further_is_moved() -> None:

@@ -2,27 +2,19 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import warnings
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from swift_loader.executors.process import memory as memory_module
 from swift_loader.executors.process.forks import Forks
 from swift_loader.executors.process.memory import LeaseBook
 from swift_loader.scheduler.delivery import LeaseState
-from swift_loader.transport.arena import Arena
-from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import decode, encode
 from swift_loader.transport.segments import Segment
 
 pytestmark = pytest.mark.processes
@@ -73,60 +65,6 @@ def test_a_view_keeps_the_slot_in_use_until_its_end_and_a_copy_does_not(name: st
     assert book.take_ended(10) == ([3] if name in VIEWS else [])
     gc.collect()
     assert book.take_ended(10) == []
-
-
-@given(
-    held=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(sorted(VIEWS))), max_size=25), seed=st.integers(0, 99)
-)
-@settings(max_examples=150)
-def test_slots_end_once_each_with_their_last_view_and_are_lent_again(held: list[tuple[int, str]], seed: int) -> None:
-    book, segments = LeaseBook(), [segment_of() for _ in range(3)]
-    for _ in range(2):
-        leases = {slot: book.lease(slot, segment) for slot, segment in enumerate(segments)}
-        holders: list[tuple[int, Any]] = [(slot, VIEWS[name](leases[slot])) for slot, name in held]
-        holders += leases.items()
-        leases.clear()
-        left = Counter(slot for slot, _ in holders)
-        random.Random(seed).shuffle(holders)
-        while holders:
-            slot, view = holders.pop()
-            left[slot] -= 1
-            del view
-            assert book.take_ended(10) == ([] if left[slot] else [slot])
-
-
-def test_the_parts_of_a_decoded_batch_hold_the_slot_one_by_one() -> None:
-    book, segment = LeaseBook(), segment_of(1 << 16)
-    arena = Arena(segment.array())
-    batch = {
-        "x": np.arange(1200.0).reshape(3, 400),
-        "y": torch.arange(6).view(2, 3),
-        "z": [np.zeros(300, "M8[s]")],
-        "n": 3,
-    }
-    sent = encode(batch, arena, Definitions())
-    arrived = decode(memoryview(sent.meta), sent.num_blocks, book.lease(7, segment), Definitions())
-    parts = [arrived["x"].T[1:], arrived["y"].t()[0], arrived["z"][0].view("i8")]
-    del arrived
-    for _ in range(3):
-        gc.collect()
-        assert book.take_ended(10) == []
-        parts.pop()
-    assert book.take_ended(10) == [7]
-
-
-def test_the_memory_stays_mapped_for_as_long_as_a_view_lives() -> None:
-    book, segment = LeaseBook(), segment_of()
-    segment.array()[:] = 5
-    view = book.lease(0, segment)[100:200]
-    mapped = weakref.ref(segment)
-    del segment, book
-    gc.collect()
-    assert view.tolist() == [5] * 100
-    assert mapped() is not None
-    del view
-    gc.collect()
-    assert mapped() is None
 
 
 def keep(book: LeaseBook, slot: int) -> None:
