@@ -9,8 +9,6 @@ import numpy as np
 
 from swift_loader import SwiftLoader
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.executors.executor import WorkerExecutor
-from swift_loader.executors.handle import Handle
 from tests.support.datasets import Blocks
 from tests.support.helpers import wait_until
 
@@ -34,12 +32,6 @@ def check(batches: Iterable[Any]) -> None:
 def dispatcher_of(loader: SwiftLoader) -> Dispatcher:
     assert loader._session is not None
     return loader._session.dispatcher
-
-
-def workers_of(loader: SwiftLoader) -> list[Handle]:
-    executor = dispatcher_of(loader)._executor
-    assert isinstance(executor, WorkerExecutor)
-    return list(executor.fleet.workers.values())
 
 
 def wait_for_ready(loader: SwiftLoader, count: int) -> None:

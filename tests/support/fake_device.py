@@ -10,13 +10,12 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.device import prefetch
 from swift_loader.device.streams import CopyStream, Event, Transfer
 from swift_loader.scheduler.delivery import Delivery
 
@@ -66,11 +65,6 @@ class Moving:
 
     def pull(self) -> Delivery:
         raise StopIteration
-
-
-def keyed_by(key: int) -> AbstractContextManager[None]:
-    """Return a context in which `batch_key` returns this key."""
-    return prefetch.keyed_by(Moving(lambda *_: None), Delivery(number=key))
 
 
 class Block:

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,13 +216,16 @@ def run_script(
     folder: Path,
     timeout_s: float = HANG_S,
     wrapper: Sequence[str] = (),
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """Run Python code in a process of its own and return what it printed; its stderr must stay empty.
 
-    `wrapper` is a command that runs the command given to it as further arguments.
+    `wrapper` is a command that runs the command given to it as further arguments; `options` are Python's. The
+    environment has these variables besides.
     """
     code = textwrap.dedent(code)
-    command, stdin = [*wrapper, sys.executable, "-X", "faulthandler"], ""
+    command, stdin = [*wrapper, sys.executable, "-X", "faulthandler", *options], ""
     if via == "file":
         script = folder / "script.py"
         script.write_text(code)
@@ -232,8 +235,9 @@ def run_script(
     else:
         command += ["-", *arguments]
         stdin = code
+    environment = {**os.environ, **(environment or {})}
     finished = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False
+        command, input=stdin, env=environment, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False
     )
     assert finished.returncode == 0, f"exit code {finished.returncode}: {finished.stderr}"
     assert finished.stderr == ""

@@ -1,7 +1,10 @@
-"""What tests of `resize` need: datasets that wait, and the workers that a loader has."""
+"""What tests of `resize` need: datasets that wait, the workers that a loader has, and another thread."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +60,25 @@ def await_workers(loader: SwiftLoader, number: int) -> None:
     """Wait until so many workers take tasks, and no others exist."""
     wait_until(lambda: num_ready(loader) == len(workers_of(loader)) == number, f"{number} workers")
     assert sorted(worker.worker_id for worker in workers_of(loader)) == list(range(number))
+
+
+@contextmanager
+def calling(function: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Call a function again and again on another thread."""
+    stop, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            while not stop.wait(every_s):
+                function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helpers import ROOT
+from tests.support.helpers import ROOT, run_script
 
 pytestmark = pytest.mark.timeout(120)  # the first test waits for the ranks
 
@@ -190,10 +190,5 @@ LAUNCHED = """
     ],
 )
 def test_launched_ranks_that_can_not_talk_need_a_seed(options: str, expected: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("\n".join(line[4:] for line in LAUNCHED.splitlines()))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
-    finished = subprocess.run(
-        [sys.executable, str(script), options], env=environment, capture_output=True, text=True, timeout=50, check=False
-    )
-    assert finished.stdout.startswith(expected), finished.stderr
+    environment = {"PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
+    assert run_script(LAUNCHED, options, folder=tmp_path, environment=environment).startswith(expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
@@ -157,20 +156,6 @@ def test_a_resize_before_the_start_leaves_nothing_to_tune() -> None:
         loader.resize(3)
         assert len(list(loop(loader, 0))) == NUM_BATCHES
         assert (loader.worker_per_consumer, loader.report().tuning) == (3, ())
-
-
-@pytest.mark.parametrize("delay_s", [0.3, exhaustive(0.35), exhaustive(0.4), exhaustive(0.5)])
-def test_a_resize_of_another_thread_ends_the_tuning(delay_s: float) -> None:
-    with auto_loader() as loader:
-        loader.start(0)
-        timer = threading.Timer(delay_s, loader.resize, (2,))
-        timer.start()
-        try:
-            reference.compare([digest(batch) for batch in loop(loader)], 0, in_order=True)
-        finally:
-            timer.join()
-        assert loader.worker_per_consumer == 2
-        await_workers(loader, 2)
 
 
 def test_it_never_has_more_workers_than_the_given_queue_keeps_busy() -> None:

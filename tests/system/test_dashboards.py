@@ -46,38 +46,22 @@ def close(loader: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_metrics_count_what_the_loop_got(name: str) -> None:
+def test_metrics_count_what_the_loop_got_as_the_report_does_and_a_trace_has_each_batch(
+    name: str, tmp_path: Path
+) -> None:
     loader = LOADERS[name]()
     assert loader.metrics().keys() == {f"swift_loader/{metric}" for metric in NAMES}
     for _ in range(2):
         for _batch in loader:
             pass
     metrics = loader.metrics(prefix="")
+    assert metrics == flat_metrics(loader.report().observations, "")
     assert metrics["batches_total"] == 32
     assert metrics["samples_total"] == 128
     assert metrics["batches_per_s"] > 0
     assert 0 <= metrics["wait_share"] <= 1
     assert 0 < metrics["waited_s_total"] <= metrics["elapsed_s_total"]
     assert all(math.isfinite(value) and value >= 0 for value in metrics.values())
-    close(loader)
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_metrics_are_those_of_the_report(name: str) -> None:
-    loader = LOADERS[name]()
-    for _batch in loader:
-        pass
-    metrics, observations = loader.metrics(), loader.report().observations
-    assert metrics == flat_metrics(observations)
-    close(loader)
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_a_trace_has_each_batch(name: str, tmp_path: Path) -> None:
-    loader = LOADERS[name]()
-    for _ in range(2):
-        for _batch in loader:
-            pass
     loader.trace(tmp_path / "trace.json")
     close(loader)
     events = read_trace(tmp_path / "trace.json")["traceEvents"]

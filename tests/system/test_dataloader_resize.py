@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from swift_loader import DataLoader
 from swift_loader.dataloader.epoch import IndexEpoch
 from swift_loader.scheduler.workers import WorkerState
 from tests.support.helpers import LIKE_A_FORK, wait_until
+from tests.support.resizing import calling
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -220,25 +220,10 @@ def test_a_state_resumes_around_resizes(dataset: Any, num_parts: int) -> None:
 
 
 def test_another_thread_resizes_while_epochs_begin_and_end() -> None:
-    loader, rng, stop = loader_of(Drawing()), random.Random(1), threading.Event()
+    loader, rng = loader_of(Drawing()), random.Random(1)
     expected = run(loader_of(Drawing()), {}, 4)
-    errors: list[BaseException] = []
-
-    def resize() -> None:
-        try:
-            while not stop.wait(0.02):
-                loader.resize(rng.randint(1, 4))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=resize)
-    thread.start()
-    try:
+    with calling(lambda: loader.resize(rng.randint(1, 4)), every_s=0.02):
         assert run(loader, {}, 4) == expected
-    finally:
-        stop.set()
-        thread.join()
-    assert errors == []
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")

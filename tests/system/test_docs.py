@@ -100,36 +100,6 @@ def test_the_links_of_a_page_lead_somewhere(page: Page) -> None:
     assert page.broken_links() == []
 
 
-def test_a_page_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text("# A\n\n<!-- setup\nnumber = 1\n-->\n\n```python\nnumber /= 0\n```\n")
-
-    (told,) = run_pages([Page(path)], tmp_path).values()
-
-    assert f'File "{path}", line 8' in told
-    assert "ZeroDivisionError" in told
-
-
-def test_a_block_is_left_out_where_the_page_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    gpu, absent, other = (f"```python\n{name}()\n```\n" for name in ("gpu", "absent", "other"))
-    section = f"<!-- not run: needs a GPU -->\n{gpu}<!-- needs: no_such_module -->\n{absent}"
-    path.write_text(f"{section}## B\n{other}<!-- not run: -->\n{gpu}")
-
-    blocks = list(Page(path).blocks())
-
-    assert Page(path).script().split() == ["other()"]
-    assert [block.reason for block in blocks] == ["needs a GPU", None, None, ""]
-
-
-def test_links_to_what_does_not_exist_are_found(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("# Its `name()`, twice\n\n[1](#its-name-twice) [2](#name) [3](b.md)\n")
-    (tmp_path / "c.md").write_text("[1](a.md#its-name-twice) ![2](a.md#no)\n\n[x]: none.md\n```bash\n[4](d.md)\n```\n")
-
-    assert Page(tmp_path / "a.md").broken_links() == ["#name", "b.md"]
-    assert Page(tmp_path / "c.md").broken_links() == ["a.md#no", "none.md"]
-
-
 def test_the_readme_links_to_each_page() -> None:
     readme = PAGES[0]
     linked = {link.partition("#")[0] for link in readme.links()}

@@ -76,13 +76,6 @@ QUICK = [
 """Every second place, each with one action."""
 
 
-def test_the_matrix_has_all_cells() -> None:
-    num_template_points = sum(point.value.startswith("template.") for point in POINTS)
-    assert len(CELLS) == (len(POINTS) + num_template_points) * len(Action) * 2
-    assert len({cell.name for cell in CELLS}) == len(CELLS)
-    assert set(QUICK) < set(CELLS)
-
-
 @pytest.mark.parametrize("cell", exhaustive_unless(QUICK, CELLS), ids=lambda cell: cell.name)
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_what_arrives_is_the_reference_or_a_prefix_and_a_typed_error(

@@ -13,20 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.process import memory
 from tests.support import datasets
 from tests.support.helpers import make_loader, wait_until
+from tests.support.resizing import workers_of
 
 IN_FLIGHT = 10
-
-
-def worker_handles(loader: SwiftLoader) -> list[Any]:
-    """Return the trainer's handles on the workers."""
-    assert loader._session is not None
-    executor = loader._session.dispatcher._executor
-    assert isinstance(executor, WorkerExecutor)
-    return list(executor.fleet.workers.values())
 
 
 def value_of(index: int) -> int:
@@ -68,14 +60,14 @@ def check_what_is_kept(seed: int, keep: float, drop: float) -> None:
 def test_every_slot_comes_back() -> None:
     with make_loader(datasets.Images, kwargs={"num_samples": 400}, batch_size=4) as loader:
         hoard = list(loader)
-        held = sum(len(worker.memory._leases._held) for worker in worker_handles(loader))
+        held = sum(len(worker.memory._leases._held) for worker in workers_of(loader))
         assert held >= 100
         hoard.clear()
         for _ in range(3):
             for _ in loader:
                 pass
         gc.collect()
-        segments = [len(worker.memory._segments) for worker in worker_handles(loader)]
+        segments = [len(worker.memory._segments) for worker in workers_of(loader)]
         # Slots that the loop holds don't count as surplus: here the last batch's.
         assert max(segments) <= 10 + 8 + 1, f"segments beyond the bound: {segments}"
 
@@ -85,7 +77,7 @@ def test_beyond_the_budget_batches_are_copied_out(monkeypatch: pytest.MonkeyPatc
     kwargs = {"num_samples": 400}
     with make_loader(datasets.Images, kwargs=kwargs, shuffle=False, batch_size=4, data_queue_size=IN_FLIGHT) as loader:
         hoard = list(loader)
-        assert all(len(worker.memory._leases._held) <= 6 + IN_FLIGHT for worker in worker_handles(loader))
+        assert all(len(worker.memory._leases._held) <= 6 + IN_FLIGHT for worker in workers_of(loader))
         for number, batch in enumerate(hoard):
             assert [int(image[0, 0, 0]) for image in batch] == [value_of(number * 4 + row) for row in range(4)]
         hoard.clear()
@@ -139,9 +131,9 @@ def test_small_batches_that_are_kept_do_not_keep_the_slots_of_large_ones() -> No
     _, before = num_mapped(os.getpid())
     with loader_of("mixed", 240) as loader:
         kept = [batch for batch in loader if batch.nbytes < 100]
-        held = [len(worker.memory._leases._held) for worker in worker_handles(loader)]
+        held = [len(worker.memory._leases._held) for worker in workers_of(loader)]
         assert max(held) < 20, f"slots that are in use: {held}"
-        for process in (os.getpid(), *(worker.process.pid for worker in worker_handles(loader))):
+        for process in (os.getpid(), *(worker.process.pid for worker in workers_of(loader))):
             assert num_mapped(process)[1] - before < 40 * (5 << 20)
     assert [int(batch[0, 32]) for batch in kept] == [value_of(index) for index in range(0, 240, 2)]
 
@@ -150,7 +142,7 @@ def test_beyond_a_limit_what_a_batch_needs_is_copied_and_not_its_slot(monkeypatc
     monkeypatch.setattr(memory, "MAX_WASTED_BYTES", 4 << 20)
     with loader_of("filling half", 240) as loader:
         kept = list(loader)
-        assert sum(len(worker.memory._leases._held) for worker in worker_handles(loader)) < 120
+        assert sum(len(worker.memory._leases._held) for worker in workers_of(loader)) < 120
         bases = [_base_of(batch) for batch in kept]
         assert sum(base.nbytes for base in bases if type(base) is np.ndarray) < 1.1 * sum(
             batch.nbytes for batch in kept
@@ -170,9 +162,9 @@ def test_segments_that_batches_have_outgrown_are_given_up_on_both_sides() -> Non
         most = 0
         for index, batch in enumerate(loader):
             assert (batch == value_of(index)).all()
-            most = max(most, *(len(worker.memory._segments) for worker in worker_handles(loader)))
+            most = max(most, *(len(worker.memory._segments) for worker in workers_of(loader)))
         assert most <= 40  # of 160: 10 in flight, 16 before an idle one is given up, and messages under way
-        for worker in worker_handles(loader):  # which may not have read its last task yet
+        for worker in workers_of(loader):  # which may not have read its last task yet
             pid, segments = worker.process.pid, worker.memory._segments
             wait_until(lambda: num_mapped(pid)[0] <= len(segments) + 4, "only these, counters and payload are mapped")  # noqa: B023
 
@@ -184,9 +176,9 @@ def test_segments_that_are_far_too_large_are_given_up_on_both_sides() -> None:
             del batch
             if index == 1000:  # not at the end: workers go on, and the next epoch begins with large ones
                 break
-        for worker in worker_handles(loader):
+        for worker in workers_of(loader):
             assert sum(segment.nbytes for segment in worker.memory._segments.values()) < 4 << 20
-        pids = [worker.process.pid for worker in worker_handles(loader)]
+        pids = [worker.process.pid for worker in workers_of(loader)]
         wait_until(
             lambda: all(num_mapped(pid)[1] < 4 << 20 for pid in pids), "the workers have given up the large ones"
         )

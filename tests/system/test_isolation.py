@@ -21,7 +21,6 @@ import torch
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
-from tests.support.figures import Measured, memory_of
 from tests.support.helpers import is_gone, loader_processes, make_loader, wait_until
 
 MEGABYTE = 1 << 20
@@ -96,14 +95,36 @@ def pids_of_loaders() -> list[int]:
 
 
 def measure() -> dict[str, int]:
-    process = psutil.Process()
     gc.collect()
     return {
-        "descriptors": process.num_fds(),
+        "descriptors": psutil.Process().num_fds(),
         "threads": threading.active_count(),  # not the kernel's count: pyarrow's allocator starts threads when it likes
         "children": len(loader_processes()),
         "maps": sum("memfd:swift_loader" in line for line in Path("/proc/self/maps").read_text().splitlines()),
     }
+
+
+def measure_steady() -> dict[str, int]:
+    """Return what there is once it stays the same: a descriptor that a worker sends is open for a moment."""
+    seen = [measure()]
+    while len(seen) < 4 or any(one != seen[-1] for one in seen[-4:]):
+        time.sleep(0.005)
+        seen.append(measure())
+    return seen[-1]
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """Return KB of ordinary and of shared memory, both proportional."""
+    fields = dict.fromkeys(("Pss_Anon", "Pss_Shmem"), 0)
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it hung, and its killing took until now
+        return 0, 0
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if name in fields:
+            fields[name] = int(rest.split()[0])
+    return fields["Pss_Anon"], fields["Pss_Shmem"]
 
 
 def test_thirty_epochs_use_up_nothing() -> None:
@@ -152,7 +173,7 @@ def test_kept_batches_hold_no_descriptors() -> None:
         found = []
         for num_epochs in (1, 3):
             kept = [batch for _ in range(num_epochs) for batch in loader]
-            found.append(Measured.steady().descriptors)
+            found.append(measure_steady()["descriptors"])
             assert len(kept) == num_epochs * 100
     assert found[0] == found[1]
 

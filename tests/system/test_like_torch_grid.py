@@ -84,7 +84,3 @@ def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
 def test_with_worker_threads_everything_is_as_with_torch(part: int) -> None:
     told = differences(partial(DataLoader, worker_type="thread"), grids.threads()[part::NUM_PARTS_WITH_THREADS])
     assert not told, told
-
-
-def test_the_grid_has_its_size() -> None:
-    assert sum(len(make()) for make in [*INLINE.values(), *WITH_WORKERS.values()]) >= 2_000

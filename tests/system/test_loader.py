@@ -441,17 +441,6 @@ def test_a_loader_that_has_not_started_can_be_copied_and_pickled() -> None:
     loader.close()
 
 
-def test_report_has_the_stages() -> None:
-    with make_loader(datasets.Counting) as loader:
-        list(loader)
-        report = loader.report()
-    assert report["batches_delivered"] == 13
-    assert set(report["stages"]) == {"fetch", "collate", "encode", "decode", "wait"}
-    with make_loader(datasets.Counting, benchmark=False) as loader:
-        list(loader)
-        assert loader.report() == {}
-
-
 def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     without_root(monkeypatch)  # another loader may have needed torch there
     assert "torch" in sys.modules

@@ -124,6 +124,34 @@ def test_pipelines_are_merged_and_mixed() -> None:
     assert len(mixed) == 10
 
 
+def test_a_mix_follows_the_weights() -> None:
+    chosen = list(itertools.islice(Pipeline.mix([Pipeline([0] * 4000), Pipeline([1] * 4000)], [3, 1], seed=1), 4000))
+    assert 0.72 < chosen.count(0) / 4000 < 0.78
+
+
+def test_a_cache_pulls_no_more_than_it_keeps() -> None:
+    source = functions.Counted(100)
+    assert list(Pipeline(source).cache(3, stop_after=8)) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert source.num_pulled == 3
+    assert list(Pipeline([]).cache(3)) == []
+
+
+@pytest.mark.parametrize("buffer_size", [1, 5, 80])
+def test_a_shuffle_gives_each_item_once_none_too_early_and_another_order_in_each_epoch(buffer_size: int) -> None:
+    pipeline = Pipeline(range(NUM), seed=1).shuffle(buffer_size)
+    first, second = list(pipeline), list(pipeline)
+    assert sorted(first) == sorted(second) == list(range(NUM))
+    assert all(number <= place + buffer_size for place, number in enumerate(first))
+    assert (first != second) == (buffer_size > 1)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_ranks_share_the_items(equal: bool) -> None:
+    for num in (0, 2, 60, 61):
+        parts = [list(Pipeline(Numbers(num)).shard(rank, 3, equal=equal)) for rank in range(3)]
+        assert parts == [list(range(rank, num - num % 3 if equal else num, 3)) for rank in range(3)]
+
+
 def test_ranks_that_shuffle_before_they_share_need_one_seed() -> None:
     parts = [list(Pipeline(Numbers(12), seed=3).shuffle(5).shard(rank, 3)) for rank in range(3)]
     assert sorted([*parts[0], *parts[1], *parts[2]]) == list(range(12))

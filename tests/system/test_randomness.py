@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +12,13 @@ import pytest
 
 from swift_loader import SwiftLoader, sample_rng
 from tests.support import datasets
-from tests.support.helpers import HANG_S, ROOT, exhaustive, make_loader
+from tests.support.checked import digest
+from tests.support.helpers import ROOT, exhaustive, make_loader, run_script
 
 
-def digest(loader: SwiftLoader, num_epochs: int = 2) -> list[str]:
-    """A checksum of each epoch."""
-    found = []
-    for _ in range(num_epochs):
-        checksum = hashlib.sha256()
-        for batch in loader:
-            for name in sorted(batch):
-                checksum.update(np.ascontiguousarray(batch[name]).tobytes())
-        found.append(checksum.hexdigest())
-    return found
+def digests(loader: SwiftLoader) -> list[list[bytes]]:
+    """Two epochs."""
+    return [list(map(digest, loader)) for _ in range(2)]
 
 
 @pytest.mark.slow
@@ -35,7 +26,7 @@ def test_the_number_of_workers_does_not_show_in_the_bytes() -> None:
     found = []
     for workers in (0, 1, 2, 4):
         with make_loader(datasets.AugmentingWithAll, workers=workers) as loader:
-            found.append(digest(loader))
+            found.append(digests(loader))
     assert found == [found[0]] * 4
     assert found[0][0] != found[0][1]
 
@@ -46,20 +37,14 @@ def test_pythonhashseed_does_not_show_in_the_bytes(start_method: str, tmp_path: 
     code = f"""
         from tests.support import datasets
         from tests.support.helpers import make_loader
-        from tests.system.test_randomness import digest
+        from tests.system.test_randomness import digests
         with make_loader(datasets.AugmentingWithAll, workers=2, start_method={start_method!r}) as loader:
-            print(digest(loader))
+            print(digests(loader))
     """
-    script = tmp_path / "script.py"
-    script.write_text("\n".join(line[8:] for line in code.splitlines()))
-    found = set()
-    for hash_seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-        finished = subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-        )
-        assert finished.returncode == 0, finished.stderr
-        found.add(finished.stdout)
+    found = {
+        run_script(code, folder=tmp_path, environment={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)})
+        for seed in ("1", "2")
+    }
     assert len(found) == 1
 
 
@@ -100,7 +85,7 @@ def test_sample_rng_gives_the_same_with_any_number_of_workers() -> None:
     found = []
     for workers in (0, 1, 3):
         with make_loader(DrawsTwice, workers=workers) as loader:
-            found.append(digest(loader))
+            found.append(digests(loader))
     assert found == [found[0]] * 3
     assert found[0][0] != found[0][1]
     assert isinstance(DrawsTwice()[3]["first"], float)

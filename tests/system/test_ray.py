@@ -138,12 +138,6 @@ def test_a_loop_that_keeps_all_batches_gets_more_than_the_object_store_holds() -
     reference.compare(list(map(digest, batches)), 0, in_order=True)
 
 
-def test_without_order_each_batch_comes_once() -> None:
-    reference = Reference(make)
-    with make(actors=3, in_order=False) as loader:
-        reference.compare(list(map(digest, loader)), 0, in_order=False)
-
-
 def test_a_run_resumes_with_another_number_of_actors() -> None:
     reference = Reference(make)
     with make(actors=3) as loader:
@@ -153,16 +147,6 @@ def test_a_run_resumes_with_another_number_of_actors() -> None:
     with make(actors=1) as loader:
         loader.load_state_dict(state)
         reference.compare(first + list(map(digest, loader)), 0, in_order=True)
-
-
-def test_a_seek_drops_what_was_built_ahead() -> None:
-    reference = Reference(make)
-    with make(actors=2) as loader:
-        for epoch in (5, 1, 3):
-            loader.set_epoch(epoch)
-            for batch in loader:
-                assert digest(batch) == reference.epoch(epoch)[0]
-                break
 
 
 def test_actors_are_added_and_removed_while_the_loop_runs() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,16 +131,3 @@ def test_without_measuring_there_is_an_empty_report() -> None:
     assert not report
     assert report == {}
     assert report.observations is None
-
-
-def test_time_between_two_passes_over_the_same_epoch_does_not_count() -> None:
-    """As of a validation loader: the trainer works for a while between two of its passes."""
-    with make_loader(datasets.Slow, kwargs={"num_samples": 40, "seconds": 0.01}, workers=1, batch_size=2) as loader:
-        for _ in range(3):
-            loader.set_epoch(0)
-            list(loader)
-            time.sleep(1.5)
-        report, metrics = loader.report(), loader.metrics()
-    assert report.verdict.bound is Bound.DATA
-    assert report.verdict.wait_share > 0.5
-    assert metrics["swift_loader/wait_share"] > 0.5

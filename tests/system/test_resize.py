@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +18,7 @@ from tests.support import datasets
 from tests.support.checked import Checked, Reference, digest
 from tests.support.helpers import exhaustive, ids_of, make_loader, slow, wait_until, worker_processes
 from tests.support.killer import Aim, Killer
-from tests.support.resizing import NeedsAnother, WaitsToBuild, await_workers, num_ready
+from tests.support.resizing import NeedsAnother, WaitsToBuild, await_workers, calling, num_ready
 
 OPTIONS: dict[str, Any] = {"kwargs": {"num_samples": 200}, "batch_size": 4}
 NUM_BATCHES = 50
@@ -117,28 +116,6 @@ def test_workers_that_are_killed_during_resizes_never_show_in_the_data(
         assert killer.kills.total() >= num_kills // 2
         loader.resize(2)
         await_workers(loader, 2)
-
-
-@contextmanager
-def calling(function: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Call a function again and again on another thread."""
-    stop, errors = threading.Event(), []
-
-    def run() -> None:
-        try:
-            while not stop.wait(every_s):
-                function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert errors == []
 
 
 def test_a_state_knows_no_number_of_workers_and_resumes_around_resizes() -> None:

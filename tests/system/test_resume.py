@@ -172,24 +172,18 @@ orders = st.fixed_dictionaries(
 )
 
 
-@given(num_samples=st.integers(1, 60), chain=st.lists(stretches, min_size=1, max_size=5), order=orders)
-@settings(max_examples=50, deadline=None)
-def test_a_chain_of_stopped_runs_sees_what_one_run_sees(
-    num_samples: int, chain: list[Stretch], order: dict[str, Any]
-) -> None:
-    check_chain(num_samples, chain, **order)
+with_threads = st.builds(replace, stretches, workers=st.integers(1, 3))
 
 
-@given(
-    num_samples=st.integers(1, 60),
-    chain=st.lists(st.builds(replace, stretches, workers=st.integers(1, 3)), min_size=1, max_size=4),
-    order=orders,
+@pytest.mark.parametrize(
+    ("stretch", "options"), [(stretches, {}), (with_threads, {"worker_type": "thread"})], ids=["no workers", "threads"]
 )
-@settings(max_examples=30, deadline=None)
-def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_threads(
-    num_samples: int, chain: list[Stretch], order: dict[str, Any]
+@given(data=st.data(), num_samples=st.integers(1, 60), order=orders)
+@settings(max_examples=40, deadline=None)
+def test_a_chain_of_stopped_runs_sees_what_one_run_sees(
+    stretch: Any, options: dict[str, Any], data: st.DataObject, num_samples: int, order: dict[str, Any]
 ) -> None:
-    check_chain(num_samples, chain, worker_type="thread", **order)
+    check_chain(num_samples, data.draw(st.lists(stretch, min_size=1, max_size=5)), **options, **order)
 
 
 @pytest.mark.parametrize("seed", exhaustive_unless({0}, range(4)))
@@ -378,34 +372,24 @@ def test_loading_very_often_never_waits_for_a_busy_worker() -> None:
         assert next(iter(loader))["id"].tolist() == [expected]
 
 
-def test_the_length_is_that_of_the_whole_epoch_after_a_resume() -> None:
+@pytest.mark.parametrize(("batch_size", "num_before", "num_left", "num_next"), [(8, 5, 8, 13), (7, 5, 9, 15)])
+def test_the_length_counts_what_was_delivered_before_in_batches_of_the_present_size(
+    batch_size: int, num_before: int, num_left: int, num_next: int
+) -> None:
     with make_loader(datasets.Counting) as loader:
         iterator = iter(loader)
         for _ in range(5):
             next(iterator)
         state = loader.state_dict()
         assert (len(loader), len(iterator)) == (13, 8)
-    with make_loader(datasets.Counting) as loader:
+    with make_loader(datasets.Counting, batch_size=batch_size) as loader:
         loader.load_state_dict(state)
-        assert len(loader) == 13
-        assert len(list(loader)) == 8
-        assert len(loader) == 13
-
-
-def test_the_length_counts_what_was_delivered_before_in_batches_of_the_present_size() -> None:
-    with make_loader(datasets.Counting) as loader:
-        iterator = iter(loader)
-        for _ in range(5):
-            next(iterator)
-        state = loader.state_dict()
-    with make_loader(datasets.Counting, batch_size=7) as loader:
-        loader.load_state_dict(state)
-        assert len(loader) == 5 + 9  # 40 // 7 and -(-60 // 7)
+        assert len(loader) == num_before + num_left
         iterator = iter(loader)
         next(iterator)
-        assert (len(loader), len(iterator)) == (14, 8)
-        assert len(list(iterator)) == 8
-        assert len(loader) == 15
+        assert (len(loader), len(iterator)) == (num_before + num_left, num_left - 1)
+        assert len(list(iterator)) == num_left - 1
+        assert len(loader) == num_next
 
 
 @pytest.mark.parametrize(

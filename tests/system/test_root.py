@@ -21,7 +21,7 @@ from swift_loader.executors.process.root import ROOTS, SWITCH
 from swift_loader.pipeline import Pipeline
 from swift_loader.threads import LoaderThread
 from tests.support import datasets
-from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, wait_until
+from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, run_script, wait_until
 
 IMPORTED = """
 import os, sys
@@ -268,7 +268,7 @@ def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Mod
 
 
 @pytest.mark.slow
-def test_a_fork_of_the_trainer_has_a_root_of_its_own() -> None:
+def test_a_fork_of_the_trainer_has_a_root_of_its_own(tmp_path: Path) -> None:
     script = """
 import os
 from swift_loader.executors.process.root import ROOTS
@@ -289,10 +289,7 @@ assert os.waitpid(pid, 0)[1] == 0
 assert take() == first
 print("done")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=50, check=False
-    )
-    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert run_script(script, via="-c", folder=tmp_path) == "done\n"
 
 
 @pytest.mark.slow

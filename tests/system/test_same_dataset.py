@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -116,7 +114,9 @@ def test_a_set_of_strings_is_in_one_order_in_all_processes(start_method: str, de
 
 @pytest.mark.parametrize("seed", [exhaustive(None), exhaustive(""), "random", exhaustive("0"), "77"])
 @pytest.mark.parametrize("isolation", [(), exhaustive(("-E",)), exhaustive(("-I",))])
-def test_the_hash_seed_is_the_trainers_if_it_has_one(seed: str | None, isolation: tuple[str, ...]) -> None:
+def test_the_hash_seed_is_the_trainers_if_it_has_one(
+    seed: str | None, isolation: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = f"""
         import sys
         sys.path.insert(0, {str(ROOT)!r})
@@ -127,12 +127,9 @@ def test_the_hash_seed_is_the_trainers_if_it_has_one(seed: str | None, isolation
         with SwiftLoader(Hashes, worker_per_consumer=2, start_method="spawn", seed=1) as loader:
             print(hash("text"), *sorted({{int(batch[0]) for batch in loader}}))
     """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    environment |= {} if seed is None else {"PYTHONHASHSEED": seed}
-    command = [sys.executable, *isolation, "-c", textwrap.dedent(code)]
-    printed = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=True
-    ).stdout
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    environment = {} if seed is None else {"PYTHONHASHSEED": seed}
+    printed = run_script(code, via="-c", folder=tmp_path, options=isolation, environment=environment)
     ours, *theirs = printed.split()
     assert len(theirs) == 1
     if seed in ("0", "77") and not isolation:
@@ -336,7 +333,7 @@ def test_a_constructor_runs_once_in_each_process(
     ("options", "num_builds", "num_imports"), [exhaustive("", 1, 1), exhaustive("spawn", 3, 3), ("own", 4, 1)]
 )
 def test_what_modules_and_constructors_print_comes_once_per_import_and_build(
-    options: str, num_builds: int, num_imports: int, tmp_path: Path
+    options: str, num_builds: int, num_imports: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = """
         import ctypes
@@ -356,13 +353,8 @@ def test_what_modules_and_constructors_print_comes_once_per_import_and_build(
             list(loader)
     """
     (tmp_path / "talkative.py").write_text(textwrap.dedent(module))
-    script, output = tmp_path / "script.py", tmp_path / "output"
-    script.write_text(textwrap.dedent(code))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    environment["PYTHONPATH"] = str(ROOT)
-    with output.open("w") as file:
-        subprocess.run([sys.executable, str(script)], stdout=file, env=environment, timeout=HANG_S, check=True)
-    lines = output.read_text().split()
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    lines = run_script(code, folder=tmp_path, environment={"PYTHONPATH": str(ROOT)}).split()
     assert lines.count("imported") == num_imports + 1, "and once in the trainer"
     assert lines.count("built") == lines.count("C") == num_builds
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader import DevicePrefetcher, SwiftLoaderWarning
+from swift_loader import DevicePrefetcher
 from swift_loader.pipeline import StageLoader
 from tests.support import stage_functions as functions
 from tests.support.stage_functions import AsyncNumbers, Numbers
@@ -153,13 +153,6 @@ def test_nothing_is_dropped_silently(stage: str) -> None:
     loader = StageLoader(range(6), **options)
     with pytest.raises(LookupError, match=stage):
         list(loader)
-
-
-def test_items_that_fail_are_left_out_on_request() -> None:
-    loader = StageLoader(range(10), preprocessor=functions.fails_at_five, on_error="skip", output_order="input")
-    with pytest.warns(SwiftLoaderWarning, match="1 of 10 items failed"):
-        assert list(loader) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert loader.report()["num_failures"] == 1
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -10,12 +10,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from swift_loader import SwiftLoaderWarning, WorkerDied, WorkerStalled
 from tests.support import datasets
+from tests.support.checked import digest
 from tests.support.helpers import (
     START_METHOD,
     exhaustive,
@@ -54,12 +54,6 @@ def kill_and_wait_until_it_is_replaced() -> None:
     wait_until(lambda: len(worker_processes()) == 2, "the worker is replaced")
 
 
-def everything(batches: Any) -> list[bytes]:
-    return [
-        np.concatenate([np.asarray(part, np.float64).ravel() for part in batch.values()]).tobytes() for batch in batches
-    ]
-
-
 @pytest.mark.parametrize(
     ("deed", "start_method"),
     [
@@ -75,10 +69,10 @@ def test_a_worker_that_dies_is_replaced_and_the_loop_gets_the_same_bytes(
     options: dict[str, Any] = {"kwargs": kwargs, "start_method": start_method, "batch_size": 4}
     with make_loader(datasets.FailsOnce, **options) as loader:
         with pytest.warns(SwiftLoaderWarning, match=r"is replaced \(1 of"):
-            survived = [everything(loader) for _ in range(2)]
+            survived = [list(map(digest, loader)) for _ in range(2)]
         assert loader.report()["worker_restarts"] == 1
     with make_loader(datasets.Augmenting, kwargs={"num_samples": 80}, workers=0, batch_size=4) as loader:
-        assert [everything(loader) for _ in range(2)] == survived
+        assert [list(map(digest, loader)) for _ in range(2)] == survived
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -26,7 +26,7 @@ from swift_loader import (
     sample_rng,
 )
 from tests.support import datasets
-from tests.support.helpers import ROOT, exhaustive, going_on_when_told, ids_of, make_loader, wait_until
+from tests.support.helpers import ROOT, going_on_when_told, ids_of, make_loader, wait_until
 from tests.system.test_dataloader_faults import worker_threads
 from tests.system.test_faults import prefix_then_error
 
@@ -109,13 +109,6 @@ def test_a_decoder_that_fails_is_an_error_of_the_loop() -> None:
         pytest.raises(datasets.CustomError),
     ):
         next(iter(loader))
-
-
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_batches_come_on_a_device(device: str | None) -> None:
-    with thread_loader(datasets.Counting, shuffle=False) as loader:
-        loader.start(0, device)
-        assert ids_of(loader) == list(range(100))
 
 
 TESTS_THAT_APPLY = ["resume", "sample_errors", "trial", "combinations"]
@@ -322,12 +315,3 @@ def test_a_fork_of_the_trainer_can_not_use_the_loader_and_leaves_it_whole() -> N
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert ids_of([first, *iterator]) == list(range(100))
-
-
-@pytest.mark.parametrize("num_loaders", [2, exhaustive(8)])
-def test_loaders_with_threads_are_independent(num_loaders: int) -> None:
-    loaders = [thread_loader(Varied) for _ in range(num_loaders)]
-    found = list(zip(*(digest(loader, 1) for loader in loaders), strict=True))
-    for loader in loaders:
-        loader.close()
-    assert all(batch == batches[0] for batches in found for batch in batches)

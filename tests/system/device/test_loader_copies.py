@@ -12,9 +12,10 @@ import pytest
 
 from swift_loader.delivery import receivers
 from swift_loader.transport.segments import NUM_BEGUN
-from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, dispatcher_of, workers_of
+from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, dispatcher_of
 from tests.support.fake_device import FakeDevice, Registry
 from tests.support.helpers import exhaustive, wait_until
+from tests.support.resizing import workers_of
 
 
 @pytest.mark.parametrize("lag", [exhaustive(0), 1, 4])

@@ -14,8 +14,9 @@ from swift_loader import SwiftLoaderWarning
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.process import memory
 from swift_loader.executors.process.memory import WorkerMemory
-from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, dispatcher_of, wait_for_ready, workers_of
+from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, dispatcher_of, wait_for_ready
 from tests.support.fake_device import FakeDevice, Registry
+from tests.support.resizing import workers_of
 
 
 def is_in(batch: Any, segments: dict[int, int]) -> bool:

@@ -207,7 +207,8 @@ def study_case(case: Case, folder: Path, only: int | None = None) -> dict[str, A
         loader = case.make(NUM_SAMPLES[NUM_RANKS])
         seen = [plain(batch) for _ in range(NUM_EPOCHS) for batch in loader]
         reference = {**whole, "seen": seen}
-    threads = [thread.name for thread in threading.enumerate() if "swift_loader" in thread.name]
+    names = {thread.name for thread in threading.enumerate()}
+    threads = [name for name in names - {"swift_loader-root"} if name.startswith("swift_loader")]
     return {"uninterrupted": whole, "reference": reference, "resumed": resumed, "threads": threads}
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.integrations.checks import assert_complete, assert_resumed_exactly
 from tests.system.integrations.ranks import run_ranks
-from tests.system.integrations.training import SAVED_AFTER
+from tests.system.integrations.training import SAVED_AFTER, assert_complete, assert_resumed_exactly
 
 
 @pytest.mark.exhaustive

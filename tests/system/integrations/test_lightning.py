@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from swift_loader import DataLoader, SwiftLoader
-from tests.system.integrations.checks import assert_complete
 from tests.system.integrations.ranks import run_ranks
-from tests.system.integrations.training import NUM_EPOCHS, NUM_STEPS
+from tests.system.integrations.training import NUM_EPOCHS, NUM_STEPS, assert_complete
 
 NUM_CASES = 8
 

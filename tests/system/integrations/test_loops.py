@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.system.integrations.checks import assert_resumed_exactly
 from tests.system.integrations.ranks import run_ranks
-from tests.system.integrations.uneven import BATCH_SIZE, NUM_EPOCHS, NUM_RANKS, metric
+from tests.system.integrations.training import assert_resumed_exactly
+from tests.system.integrations.uneven_script import BATCH_SIZE, NUM_EPOCHS, NUM_RANKS, metric
 
 SHARES = {
     ("pad", 20): [7, 7, 7],

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from swift_loader.batch.collate import default_collate
@@ -37,17 +36,6 @@ def test_arrays_of_every_dtype_are_stacked() -> None:
         samples = [np.zeros(shape, dtype), np.ones(shape, dtype) if dtype.kind not in "VM" else np.zeros(shape, dtype)]
         for batch in collated(samples):
             assert_same(batch, np.stack(samples).astype(dtype))
-
-
-@given(
-    samples=st.tuples(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_dims=3)).flatmap(
-        lambda kind: st.lists(hnp.arrays(*kind), min_size=1, max_size=4)
-    )
-)
-@settings(max_examples=150, deadline=None)
-def test_any_arrays_of_one_kind_are_stacked(samples: list[NDArray[Any]]) -> None:
-    for batch in collated(list(samples)):
-        assert_same(batch, np.stack(samples).astype(samples[0].dtype))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from swift_loader.batch.collate import _memory, registered_functions, torch_collate, use_in_default_collate
+from swift_loader.batch.collate import _memory, torch_collate, use_in_default_collate
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode
 from tests.support.helpers import exhaustive
@@ -203,18 +203,3 @@ def test_torchs_function_gives_what_it_gave_before(samples: list[Any]) -> None:
     _memory.reset(token)
     expected = outcome(lambda each: collate(each, collate_fn_map=TORCHS), samples)
     assert is_for_ours_only(expected) or batch == expected
-
-
-def test_what_the_user_registered_can_be_taken_to_a_worker(functions: Any) -> None:
-    assert registered_functions() == {}
-    functions[Box] = collate_boxes
-    functions[int] = count_numbers
-    functions[bytearray] = functions[str]
-    registered = registered_functions()
-    assert registered == {Box: collate_boxes, int: count_numbers, bytearray: functions[str]}
-    functions.clear()
-    functions.update(TORCHS)
-    use_in_default_collate(registered)
-    assert list(functions) == [*TORCHS, Box, bytearray]
-    assert default_collate([Box(1), Box(2)]).content == 2
-    assert registered_functions() == registered

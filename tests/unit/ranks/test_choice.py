@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swift_loader.ranks.ranks import RankChoice
+from tests.support.helpers import run_script
 
 from .test_mesh import Mesh
 
@@ -46,7 +45,7 @@ def test_what_contradicts_itself_is_refused(choice: dict[str, Any], error: type[
         found(**choice)
 
 
-def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader() -> None:
+def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader(tmp_path: Path) -> None:
     script = """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -67,7 +66,4 @@ def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader() -> 
         told = RankChoice(rank=1, world_size=4).find(None)
         assert (told.rank, told.world_size, told.processes) == (1, 4, tuple(range(8))), told
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    assert run_script(script, via="-c", folder=tmp_path) == ""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader import StateMismatch
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.vision import create_loader
 from swift_loader.vision.image_loader import ImageBatches
-from tests.support.numbered import Numbered, NumberedStream
 from tests.unit.vision.conftest import assert_same_batches
 
 pytestmark = pytest.mark.usefixtures("timm_data")
@@ -35,6 +38,48 @@ CASES: dict[str, dict[str, Any]] = {
     "number of batches": {"num_batches": 9},
     "all": {**SIZES, "num_aug_repeats": 1.5, "num_batches": 9, "nearby_shuffle": 12},
 }
+
+
+class Numbered(Dataset[Any]):
+    """Random pictures."""
+
+    transform: Any = None
+
+    def __init__(self, num_samples: int = 30) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        pixels = np.random.default_rng(index).integers(0, 256, (40, 40, 3), np.uint8)
+        image = Image.fromarray(pixels)
+        return (image if self.transform is None else self.transform(image)), index
+
+
+class NumberedStream(IterableDataset[Any]):
+    """The same pictures, shared out over the workers. The first one is another one in each epoch."""
+
+    transform: Any = None
+
+    def __init__(self, num_samples: int = 30) -> None:
+        self.num_samples = num_samples
+        self.epoch = 0
+        self.num_workers = -1
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        info: Any = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        pictures = Numbered(self.num_samples)
+        pictures.transform = self.transform
+        for number in range(first, self.num_samples, step):
+            yield pictures[(number + self.epoch) % self.num_samples]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def set_loader_cfg(self, num_workers: int) -> None:
+        self.num_workers = num_workers
 
 
 def make(dataset: Any = None, *, workers: int = 0, **options: Any) -> Any:

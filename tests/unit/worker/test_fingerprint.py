@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swift_loader.transport.by_value import Definitions
 from swift_loader.worker import fingerprint
-from swift_loader.worker.fingerprint import check_samples, check_samples_in_fork, chosen_indices
+from swift_loader.worker.fingerprint import check_samples, chosen_indices
 from tests.support import datasets
 
 
@@ -34,27 +34,10 @@ def test_the_samples_are_within_the_dataset_few_and_always_the_same(num_samples:
     assert chosen == chosen_indices(num_samples)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", [datasets.Counting, datasets.Augmenting, datasets.AugmentingWithAll, datasets.Batched])
-def test_two_builds_of_a_dataset_look_alike(kind: Any) -> None:
-    assert len(look(kind()).checksums) == 6
-    assert look(kind()) == look(kind())
-    in_fork = check_samples_in_fork(kind(), chosen_indices(100), Definitions())
-    assert set(in_fork.checksums) <= set(look(kind()).checksums)
-    assert in_fork.draws == look(kind()).draws
-
-
 def test_another_value_another_dtype_and_another_type_look_different() -> None:
     variants: list[Any] = [1, 2, 1.0, "1", np.int64(1), np.ones(3), np.ones(3, np.float32), np.ones((3, 1)), [1], (1,)]
     looks = [look(datasets.Values([value] * 5)).checksums for value in variants]
     assert len({str(one) for one in looks}) == len(variants)
-
-
-@pytest.mark.parametrize(("kind", "draws"), [(datasets.Counting, False), (datasets.Augmenting, True)])
-def test_it_tells_whether_samples_draw_and_puts_the_generators_back(kind: Any, draws: bool) -> None:
-    before = random.getstate(), repr(np.random.get_state())
-    assert look(kind()).draws is draws
-    assert (random.getstate(), repr(np.random.get_state())) == before
 
 
 @pytest.mark.parametrize("value", ["<object at {address}>", "/tmp/{name}/x", "worker-{pid}"])

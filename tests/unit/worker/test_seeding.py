@@ -30,7 +30,20 @@ from swift_loader.worker.seeding import (
     seed_for_worker,
 )
 from swift_loader.worker.spec import WorkerSpec
-from tests.support.draws import DRAWS
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "random.random": random.random,
+    "random.gauss": lambda: random.gauss(0, 1),
+    "random.getrandbits of 1": lambda: random.getrandbits(1),
+    "random.shuffle": lambda: random.sample(range(10), 10),
+    "numpy.random.rand": lambda: float(np.random.rand()),
+    "numpy.random.standard_normal": lambda: float(np.random.standard_normal()),
+    "numpy.random.rand(312), a whole turn of the generator": lambda: float(np.random.rand(312)[0]),
+    "numpy.random.randint": lambda: int(np.random.randint(2)),
+    "torch.rand": lambda: float(torch.rand(())),
+    "torch.randperm": lambda: torch.randperm(5).tolist(),
+}
+"""What unmodified code does with the global generators."""
 
 
 class Drawing:
@@ -174,19 +187,6 @@ def test_what_comes_in_bulk_only_is_keyed_by_its_batch(draw: Callable[[], Any], 
     second = [backwards.build(step) for step in reversed(range(25))]
     assert first == second[::-1]
     assert len({drawn for batch in first for _, drawn in batch}) == 100
-
-
-@pytest.mark.parametrize("rng", [Rng.WORKER, Rng.NONE])
-def test_other_modes_leave_the_generators_to_go_on(rng: Rng) -> None:
-    dataset = Drawing(random.random)
-    builder = Builder(dataset, rng=rng)
-    random.seed(3)
-    expected = [random.random() for _ in range(8)]
-    random.seed(3)
-    for step in range(2):
-        builder.builder.build(HeapStore(), Task(1, 0, 0, step))
-    assert [drawn for batch in builder.batches for _, drawn in batch] == expected
-    assert dataset.fetched == list(range(8))
 
 
 def test_workers_that_are_seeded_once_differ() -> None:
