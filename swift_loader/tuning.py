@@ -371,21 +371,28 @@ class Autotuner:
         self._next_ns = now_ns + CHECK_NS
         return True
 
+    def has_measured(self, observations: Observations, now_ns: int) -> bool:
+        """Return whether enough was measured for `decide`, of which the arguments are."""
+        mark, setup = self._mark, observations.setup
+        num_new = observations.num_delivered - mark.num_delivered
+        if setup.num_workers != self._wanted:  # the change has failed: try it again
+            return True
+        if self._phase is _Phase.WARMING:
+            if num_new >= setup.max_in_flight:  # those before were built by the workers before
+                self._begin(_Phase.MEASURING, observations, now_ns)
+            return False
+        is_long = observations.elapsed_s - mark.elapsed_s >= WINDOW_S
+        return is_long and num_new >= max(MIN_BATCHES, BATCHES_PER_WORKER * self._wanted)
+
     def decide(self, observations: Observations, now_ns: int, free_nbytes: int) -> int | None:
         """Return another number of workers, if enough was measured to know a better one.
 
         `observations`: what was measured until now, with the last `MAX_BATCHES` batches. `free_nbytes`: see `room_for`.
         """
         mark, wanted = self._mark, self._wanted
+        if observations.setup.num_workers != wanted:
+            return wanted
         num_new = observations.num_delivered - mark.num_delivered
-        if self._phase is _Phase.WARMING:
-            # Until then, the loop gets batches that were built by the workers before.
-            if observations.setup.num_workers == wanted and num_new >= observations.setup.max_in_flight:
-                self._begin(_Phase.MEASURING, observations, now_ns)
-            return None
-        is_short = observations.elapsed_s - mark.elapsed_s < WINDOW_S
-        if is_short or num_new < max(MIN_BATCHES, BATCHES_PER_WORKER * wanted):
-            return None
         batches = observations.batches[observations.batches["asked_ns"] >= mark.now_ns]
         window = window_of(batches, wanted, (observations.trainer_cpu_s - mark.trainer_cpu_s) / num_new)
         if window is None:

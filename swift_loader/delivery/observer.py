@@ -53,7 +53,10 @@ class Observer:
         autotuner = self.autotuner
         if autotuner is None or not autotuner.is_due(now_ns := time.perf_counter_ns()):
             return None
-        return autotuner.decide(self.recent(loader, MAX_BATCHES), now_ns, available_memory())
+        observations = self.recent(loader, MAX_BATCHES)
+        if not autotuner.has_measured(observations, now_ns):
+            return None
+        return autotuner.decide(observations, now_ns, available_memory())
 
 
 def _setup(loader: Any) -> Setup:

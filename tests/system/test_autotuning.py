@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoader
+from swift_loader.delivery import observer
+from swift_loader.session import Session
 from tests.support import datasets, tuning
 from tests.support.checked import Checked, Reference, digest
 from tests.support.helpers import HANG_S, exhaustive, ids_of, make_loader, slow
@@ -200,3 +202,44 @@ def test_what_it_cannot_work_with_is_refused() -> None:
     options: dict[str, Any] = {"worker_type": "thread", "worker_per_consumer": "auto", "dataset_per_worker": True}
     with pytest.raises(ValueError, match=r"worker threads can't be added .* give dataset_class"):
         SwiftLoader(dataset=datasets.Counting(), **options)
+
+
+def test_a_change_that_has_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    resize, has_begun = Session.resize, False
+    failed: list[int] = []
+    done: list[int] = []
+
+    def fail_once(session: Session, options: Any) -> None:
+        if has_begun and not failed:
+            failed.append(options.delivery.num_workers)
+            raise RuntimeError("planted")
+        resize(session, options)
+        if failed:
+            done.append(options.delivery.num_workers)
+
+    monkeypatch.setattr(Session, "resize", fail_once)
+    deadline_s = time.monotonic() + HANG_S
+    with auto_loader() as loader:
+        while not done:
+            assert time.monotonic() < deadline_s, loader.report().tuning
+            try:
+                for _ in loop(loader):
+                    has_begun = True
+            except RuntimeError:
+                assert failed
+    assert done[0] == failed[0]
+
+
+def test_the_machine_is_only_asked_when_there_is_something_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_hasty(monkeypatch, window_s=HANG_S)
+    num_asked = 0
+
+    def asked() -> int:
+        nonlocal num_asked
+        num_asked += 1
+        return 0
+
+    monkeypatch.setattr(observer, "available_memory", asked)
+    with auto_loader() as loader:
+        assert len(list(loop(loader))) == NUM_BATCHES
+    assert num_asked == 0
