@@ -64,11 +64,6 @@ def check_optional_integer(name: str, value: Any, at_least: int) -> int | None:
     return None if value is None else check_integer(name, value, at_least)
 
 
-def check_rank(rank: Any) -> int | None:
-    """Return the rank as an integer of at least 0, or None if none was given."""
-    return check_optional_integer("consumer_index", rank, 0)
-
-
 def check_max_errors(name: str, value: Any) -> float | None:
     """Return a number of samples as an integer, a fraction of them as a float between 0 and 1, or None."""
     if value is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -35,7 +35,7 @@ from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, P
 from swift_loader.sampling.run import PlannedPass, Run
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
-from swift_loader.session import Session
+from swift_loader.session import PassSource, Session
 from swift_loader.tuning import Autotuner, first_number
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
@@ -301,7 +301,7 @@ class Lifecycle:
 
     # Passes -----------------------------------------------------------------------------------------------------------
 
-    def begin_pass(self, iterator: EpochIterator) -> Callable[[], Delivery]:
+    def begin_pass(self, iterator: EpochIterator) -> PassSource:
         """Begin the next pass. Any earlier iterator is superseded. Return the same as `Session.begin_pass`.
 
         Raises `SwiftLoaderWarning` if samples of an unfinished pass failed, and the user turns warnings into errors; no
@@ -311,13 +311,13 @@ class Lifecycle:
         session = self.started_session()
         self.supersede()
         self._current = weakref.ref(iterator)
-        take, this = session.begin_pass(), self.run.this
+        source, this = session.begin_pass(), self.run.this
         assert this is not None, "it has begun"
         if session.observer.autotuner is None and self.options.delivery.is_auto:
             session.observer.autotuner = self._make_autotuner(session)
         self.sample_errors.begin(this.begin.epoch, this.plan.num_samples(this.begin.epoch))
         self._last = _NOTHING
-        return take
+        return source
 
     def _make_autotuner(self, session: Session) -> Autotuner:
         """Return what chooses the number of workers from now on. The first number follows from the first batch."""
@@ -474,8 +474,7 @@ class EpochIterator(LoopIterator):
         """None until it has begun."""
         self._session: Session
         """Known once it has begun, as the next one."""
-        self._take: Callable[[], Delivery]
-        """See `Session.begin_pass`."""
+        self._source: PassSource
         self._error: BaseException | None = None
         self._is_tuned = lifecycle.options.delivery.is_auto
 
@@ -496,7 +495,7 @@ class EpochIterator(LoopIterator):
         if delivery is None:
             if self._is_tuned:
                 lifecycle.tune(session)
-            delivery = self._take()
+            delivery = self._source.take()
             if delivery.error is not None or delivery.num_before != this.num_steps - session.offset:
                 self._fail_at(delivery, this)
             self._taken = delivery
@@ -531,7 +530,7 @@ class EpochIterator(LoopIterator):
         lifecycle = self._lifecycle
         had_started = lifecycle.session is not None
         try:
-            self._take = lifecycle.begin_pass(self)
+            self._source = lifecycle.begin_pass(self)
         except Exception as error:
             # Our own errors and those of the dataset's constructor. Any other error comes from a signal handler, or
             # from the user's warning filter: then this iterator stays fresh.
@@ -567,7 +566,7 @@ class EpochIterator(LoopIterator):
 
     def reopen(self) -> None:
         """Continue with another rest of the same epoch, because some of its steps are skipped now."""
-        self._take, self._taken = self._session.reopen_pass(), None
+        self._source, self._taken = self._session.reopen_pass(), None
 
     def supersede(self) -> None:
         """End this pass because a newer one has begun."""

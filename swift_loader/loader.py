@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.checks import check_callable, check_flag, check_optional_integer, check_rank
+from swift_loader.checks import check_callable, check_flag, check_optional_integer
 from swift_loader.device.move import find_target
 from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState
 from swift_loader.metrics.observations import WINDOW, flat_metrics
@@ -268,7 +268,7 @@ class SwiftLoader:
         With more than four workers, it returns while the rest are being started. Their errors come out of `next`.
         """
         choice = RankChoice(
-            check_rank(consumer_index),
+            check_optional_integer("consumer_index", consumer_index, 0),
             check_optional_integer("rank", rank, 0),
             check_optional_integer("world_size", world_size, 1),
             mesh,

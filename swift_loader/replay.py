@@ -112,7 +112,7 @@ def _rebuilt(options: Options, dataset: Any, settings: PlanSettings, checkpoint:
     session = Session(options, run, settings, None, dataset=dataset)
     try:
         session.start()
-        delivery = session.begin_pass()()
+        delivery = session.begin_pass().take()
     finally:
         session.close()
     if delivery.error is not None:
@@ -313,24 +313,25 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
         ValueError: It isn't such a file, or has no state there, or several.
     """
     content = _loaded(Path(path), unpickle=unpickle)
-    nodes, has = dict(_nodes(content, "")), f"it is a {type(content).__name__}"
+    has = f"it is a {type(content).__name__}"
     if isinstance(content, Mapping):
         has = f"it has the keys {', '.join(repr(str(name)) for name in content)}"
     if key is not None:
-        if key not in nodes:
+        found = [node for place, node in _nodes(content, "") if place == key]
+        if not found:
             raise ValueError(f"{path} has no {key!r}; {has}")
-        found = nodes[key]
-        if not isinstance(found, Mapping):
-            raise ValueError(f"{key!r} in {path} is a {type(found).__name__}; a state is a dict")
-        return found
-    states = [place for place, node in nodes.items() if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS]
+        if not isinstance(found[-1], Mapping):
+            raise ValueError(f"{key!r} in {path} is a {type(found[-1]).__name__}; a state is a dict")
+        return found[-1]
+    states = {
+        place: node for place, node in _nodes(content, "") if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS
+    }
     if not states:
         raise ValueError(f"{path} has no state of a SwiftLoader; {has}. A state is what loader.state_dict() returned")
     if len(states) > 1:
         places = ", ".join(map(repr, states))
         raise ValueError(f"{path} has several states, at {places}; give the key of one of them")
-    state: Mapping[str, Any] = nodes[states[0]]
-    return state
+    return next(iter(states.values()))
 
 
 def _nodes(node: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -155,17 +154,14 @@ class Session:
         self.offset = step - self.dispatcher.begin(source, settings, awaits_first=awaits_first)
         return begin, step
 
-    def begin_pass(self) -> Callable[[], Delivery]:
-        """Begin the run's next pass.
-
-        Return what returns the next batch, or the error in its place. It isn't to be called after the last batch.
-        """
+    def begin_pass(self) -> PassSource:
+        """Begin the run's next pass. Return what its batches come from: nothing is to be taken after the last one."""
         begin, step = self.seek()
-        take = self._taking(begin.epoch, step)
+        source = self._source(begin.epoch, step)
         self._run.begin_pass(begin, self.plan, step)
-        return take
+        return source
 
-    def reopen_pass(self) -> Callable[[], Delivery]:
+    def reopen_pass(self) -> PassSource:
         """Continue the run's pass without what the run skips by now. Return the same as `begin_pass`.
 
         Batches that were built or moved ahead of the loop are dropped.
@@ -173,16 +169,16 @@ class Session:
         this = self._run.this
         assert this is not None, "it has begun"
         begin, step = self.seek(this.position)
-        take = self._taking(begin.epoch, step)
+        source = self._source(begin.epoch, step)
         this.replan(self.plan)
-        return take
+        return source
 
-    def _taking(self, epoch: int, first_step: int) -> Callable[[], Delivery]:
+    def _source(self, epoch: int, first_step: int) -> PassSource:
         if self._target is None:
-            return self.dispatcher.next_batch if self._broadcast is None else self.pull
+            return self.dispatcher if self._broadcast is None else self
         depth, num_left = self._options.delivery.max_on_device, self.plan.num_batches(epoch) - first_step
         self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
-        return PrefetchQueue(self, self._copies, depth, num_left).take
+        return PrefetchQueue(self, self._copies, depth, num_left)
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
@@ -213,12 +209,12 @@ class Session:
         except Exception as error:  # a device error: its next user gets it too, and the loop's own error matters here
             self._log.write(f"waiting for copies to the device failed: {error}")
 
-    def pull(self) -> Delivery:
+    def take(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
         if self._broadcast is None or not self._broadcast.is_leader:
-            delivery = self.dispatcher.next_batch()
+            delivery = self.dispatcher.take()
         else:
-            self._unshared = self._unshared or self.dispatcher.next_batch()
+            self._unshared = self._unshared or self.dispatcher.take()
             delivery = self._hand_on(self._unshared, self._broadcast)
             self._unshared = None
         return delivery
@@ -245,7 +241,7 @@ class Session:
         return self._options.delivery, self._options.sampling.batch_size, self._target is not None
 
     def is_ready(self) -> bool:
-        """Return whether `pull` would return without blocking. Loop's thread."""
+        """Return whether `take` would return without blocking. Loop's thread."""
         return self._broadcast is None and self.dispatcher.is_ready()
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
@@ -276,3 +272,7 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session rank {self.settings.rank} of {self.settings.world_size}, {self.dispatcher!r}>"
+
+
+PassSource = Dispatcher | Session | PrefetchQueue
+"""What `take` of returns the next batch of a pass, or the error in its place."""

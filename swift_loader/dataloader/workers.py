@@ -252,7 +252,7 @@ class LoaderWorkers:
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
-        self.next = self._dispatcher.next_batch
+        self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
         self.end_pass = self._dispatcher.end_pass
         """Records that the loop met the end of its epoch. Loop's thread."""

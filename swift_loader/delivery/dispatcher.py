@@ -2,7 +2,7 @@
 
     executor ──Inbox.wait──► events ──► scheduler ──► actions ──► executor    on the thread that leads, see `receivers`
                                             │
-    next_batch ◄──────────────── take ──────┘                                 on the loop's thread
+    take ◄──────────────── take ──────┘                                 on the loop's thread
 
 Locks, taken in this order: the loop's, `dispatch_lock`, `lock`. All are reentrant, because a signal handler or
 finaliser may close the loader on a thread that holds them. Nothing of the user's runs under `lock`.
@@ -34,7 +34,7 @@ from swift_loader.scheduler.work import PlannedSource, WorkSource
 from swift_loader.transport.channel import explaining_limits
 
 CLOSE_LIMIT_S = 4.5
-"""How long `close` takes at most: to end the workers, then to wait for the loop's thread to leave `next_batch`, for the
+"""How long `close` takes at most: to end the workers, then to wait for the loop's thread to leave `take`, for the
 receiver threads, and for a thread to carry out its actions."""
 
 MIN_WAIT_S = 0.05
@@ -89,10 +89,9 @@ class Dispatcher:
         without the lock: at worst it sees the error one step later."""
         self._to_do: deque[Action] = deque()
         """Decided, but not carried out yet: an interrupt may come in between. Guarded by `dispatch_lock`."""
-        self._stall_notices: list[str] = []
-        """Warnings of workers that hang, for the loop's thread. Guarded by `dispatch_lock`."""
-        self._wait_error: BaseException | None = None
-        """Ends the wait of the loop's thread. Guarded by `dispatch_lock`."""
+        self._of_stalls: list[str | BaseException] = []
+        """Warnings of workers that hang, and errors that end the wait of the loop's thread. Guarded by
+        `dispatch_lock`."""
         self._settings: PlanSettings | None = None
         """What workers know about the work that is delivered. The loop's thread uses it."""
         self._grace_s = 0.0
@@ -166,9 +165,9 @@ class Dispatcher:
         *,
         awaits_first: bool = False,
     ) -> int:
-        """Make `next_batch` deliver this work, and nothing that was handed out before. Return its first `num_before`.
+        """Make `take` deliver this work, and nothing that was handed out before. Return its first `num_before`.
 
-        `source` hands out the work, on any thread. It may say that there is none, and have more later: `next_batch`
+        `source` hands out the work, on any thread. It may say that there is none, and have more later: `take`
         asks it again. It costs nothing to begin a plan where it is already. `settings`: what workers know about the
         work; the order's seed is the base seed of torch's workers. `resume`: where each worker's dataset continues, by
         the worker's id: a packed `Resume`. The others begin anew. `awaits_first`: block until the first batch is there,
@@ -239,7 +238,7 @@ class Dispatcher:
         while self._notices:
             warn(self._notices.popleft())
 
-    def next_batch(self) -> Delivery:
+    def take(self) -> Delivery:
         """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
 
         If the source of work has ended, so that there is no batch to wait for, the delivery says so.
@@ -310,9 +309,9 @@ class Dispatcher:
         return delivery
 
     def is_ready(self) -> bool:
-        """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.
+        """Return whether `take` would return without blocking. Receives what has arrived. Loop's thread.
 
-        Raises what a signal handler raised meanwhile, see `next_batch`.
+        Raises what a signal handler raised meanwhile, see `take`.
         """
         with self._loop_lock:
             before, self._phase = self._phase, _Phase.WAITING
@@ -329,7 +328,7 @@ class Dispatcher:
                         is_ready = self._has_deliverable()
                 self._phase = before
                 return is_ready
-            except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
+            except SwiftLoaderError as error:  # our own, as in `take`, which raises it
                 self.fail(error)
                 return False
             except BaseException as interrupt:
@@ -417,11 +416,11 @@ class Dispatcher:
             with self.lock:
                 self.error = error
         elif isinstance(action, GiveUp):
-            self._wait_error = executor.error_of(action.stall)
+            self._of_stalls.append(executor.error_of(action.stall))
         elif isinstance(action, Warn):
             notice = executor.notice_of(action.about)
             if isinstance(action.about, Stall):
-                self._stall_notices.append(notice)
+                self._of_stalls.append(notice)
             else:  # a process is replaced
                 self._notices.append(notice)
                 self._metrics.note_restart()
@@ -460,11 +459,10 @@ class Dispatcher:
                 self._scheduler.tick(time.monotonic())
             self._take_stalls()  # an interrupt may have left those of an earlier wait
             self.act()
-            notices, error = self._take_stalls()
-            for notice in notices:
-                warn(notice)
-            if error is not None:
-                raise error
+            for stall in sorted(self._take_stalls(), key=lambda stall: not isinstance(stall, str)):  # warnings first
+                if isinstance(stall, BaseException):
+                    raise stall
+                warn(stall)
         watchdog.rest(now_s := time.monotonic(), now_s)
 
     def _note_time(self) -> float:
@@ -474,11 +472,10 @@ class Dispatcher:
             self._scheduler.wake(now_s)
         return now_s
 
-    def _take_stalls(self) -> tuple[list[str], BaseException | None]:
-        """Remove and return the warnings, and the error that ends the wait."""
+    def _take_stalls(self) -> list[str | BaseException]:
+        """Remove and return the warnings, and the errors that end the wait."""
         with self.dispatch_lock:
-            taken = self._stall_notices, self._wait_error
-            self._stall_notices, self._wait_error = [], None
+            taken, self._of_stalls = self._of_stalls, []
         return taken
 
     def hand_over_if_idle(self) -> None:

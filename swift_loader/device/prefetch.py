@@ -109,7 +109,7 @@ class PrefetchQueue:
 
     def _fetch(self) -> None:
         if self._pulled is None:
-            self._pulled = self._source.pull()
+            self._pulled = self._source.take()
             self._num_left -= 1
         pulled = self._pulled
         if pulled.error is None:
@@ -368,7 +368,7 @@ class _HostPass:
         """Return True: nothing tells whether the source would block."""
         return True
 
-    def pull(self) -> Delivery:
+    def take(self) -> Delivery:
         """Return the next batch. Its error is a StopIteration at the source's end."""
         try:
             self._copies.wait()

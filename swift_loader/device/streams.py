@@ -224,13 +224,13 @@ class HostSource(Protocol):
     """Gives batches on the host, and moves them."""
 
     def is_ready(self) -> bool:
-        """Return whether to pull a batch ahead of the loop now."""
+        """Return whether to take a batch ahead of the loop now."""
         ...
 
-    def pull(self) -> Delivery:
+    def take(self) -> Delivery:
         """Return the next batch on the host, or the error or the end in its place. May block.
 
-        What it raises comes out of `PrefetchQueue.take`, and the next `take` pulls again.
+        What it raises comes out of `PrefetchQueue.take`, whose next call takes again.
         """
         ...
 

@@ -569,7 +569,7 @@ class Stage:
         """
         feed, calls = self._feed, self._calls
         while True:
-            delivery = self._dispatcher.next_batch()
+            delivery = self._dispatcher.take()
             if delivery.work is not None:
                 assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 self._num_taken += 1

@@ -54,16 +54,7 @@ class Position:
     """Number of samples of the epoch's order before the position."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """An offset of all steps of one epoch, for an epoch that was resumed with another batch size or number of ranks."""
-
-    epoch: int
-    num_samples: int
-    """Number of samples before the first step, without skipped ones; less than the samples of a step."""
-
-
-NO_SHIFT = Shift(0, 0)
+NO_SHIFT = Position(0, 0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -202,7 +193,9 @@ class PlanSettings:
     rank: int
     uneven: Uneven
     drop_last: bool
-    shift: Shift = NO_SHIFT
+    shift: Position = NO_SHIFT
+    """Where the first step of one epoch begins, without skipped samples, if that was resumed with another batch size or
+    number of ranks: `num_samples` is less than a step has."""
     skips: Skips = NO_SKIPS
 
     @classmethod
@@ -224,7 +217,7 @@ class PlanSettings:
         step, rest = divmod(self.skips.place_of(position.epoch, position.num_samples), self.samples_per_step)
         if not rest and position.epoch > self.shift.epoch:
             return self, step
-        return replace(self, shift=Shift(position.epoch, rest) if rest else NO_SHIFT), step
+        return replace(self, shift=Position(position.epoch, rest) if rest else NO_SHIFT), step
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Moving:
     def is_ready(self) -> bool:
         return False
 
-    def pull(self) -> Delivery:
+    def take(self) -> Delivery:
         raise StopIteration
 
 

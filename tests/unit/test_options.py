@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from swift_loader import SwiftLoader
-from swift_loader.checks import check_rank
 from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
 from swift_loader.worker.spec import WorkerOptions
 from tests.support.helpers import exhaustive, run_script
@@ -260,7 +259,7 @@ def test_every_option_of_torch_s_loader_is_taken_or_explained() -> None:
 @pytest.mark.parametrize(("rank", "error"), [(-1, ValueError), ("0", TypeError), (True, TypeError)])
 def test_a_rank_that_is_none_is_refused_by_name_and_value(rank: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"consumer_index={rank!r}"):
-        check_rank(rank)
+        SwiftLoader(dataset=[1], worker_per_consumer=0).start(rank)  # type: ignore[arg-type]
 
 
 class NoLength:
