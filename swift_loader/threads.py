@@ -1,11 +1,12 @@
-"""The loader's threads, and why a thread or process can't be started."""
+"""The loader's threads, what they answer to others, and why a thread or process can't be started."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar, cast
 
 from swift_loader.errors import NoProcessesLeft
 
@@ -29,6 +30,52 @@ class LoaderThread(threading.Thread):
         """
         if self.is_alive() and self is not threading.current_thread():
             super().join(timeout)
+
+
+Result = TypeVar("Result")
+
+
+class Answer(Generic[Result]):
+    """What another thread returns or raises, or that something has ended.
+
+    It has no lock in Python code, as a future and an event have: a signal handler that raises on the thread that waits
+    would leave it taken, and the other thread would block.
+    """
+
+    def __init__(self) -> None:
+        self._given: tuple[Result | None, BaseException | None] | None = None
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Has an entry once the answer is there."""
+
+    def give(self, result: Result | None, error: BaseException | None = None) -> None:
+        """Give it. Once, on one thread."""
+        self._given = result, error
+        self._bell.put(None)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is there."""
+        return self._given is not None
+
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait until it is there, at most `limit_s`. Return whether it is."""
+        try:
+            with suppress(Empty):
+                if self._given is None:
+                    self._bell.get(timeout=limit_s)
+        finally:
+            if self._given is not None:
+                self._bell.put(None)  # for other threads
+        return self._given is not None
+
+    def result(self) -> Result:
+        """Wait for it. Return the result, or raise the error."""
+        self.wait()
+        assert self._given is not None
+        result, error = self._given
+        if error is not None:
+            raise error
+        return cast(Result, result)
 
 
 @contextmanager

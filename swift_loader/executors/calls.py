@@ -35,30 +35,36 @@ class CoroutineLoop:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         """What the next user gets."""
         self._thread: LoaderThread | None = None
         self._running: set[asyncio.AbstractEventLoop] = set()
         """A thread runs these."""
-        self._num_users = 0
+        self._users: set[object] = set()
+        """A set and no count, so that a user whose call was interrupted may repeat it."""
         self._maker = ProcessOwner()
         self._is_closed = False
         """Whether the last user frees the loop."""
 
-    def enter(self) -> asyncio.AbstractEventLoop:
-        """Use the loop. The first user starts the thread. Each calls `leave` once."""
+    def enter(self, user: object) -> asyncio.AbstractEventLoop:
+        """Use the loop. The first user starts the thread. Each calls `leave`. Idempotent."""
         with self._lock:
-            self._num_users += 1
+            self._users.add(user)
             if self._thread is None and self._loop in self._running:  # its thread, which was left, ends it
                 self._loop = None
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
             if self._thread is None:
-                thread = LoaderThread(self._run, _NAME, self._loop)
-                thread.start()
-                self._thread = thread
+                self._thread = thread = LoaderThread(self._run, _NAME, self._loop)
                 self._running.add(self._loop)
+                try:
+                    thread.start()
+                except BaseException:
+                    if not thread.is_alive():
+                        self._thread = None
+                        self._running.discard(self._loop)
+                    raise
             return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -73,19 +79,22 @@ class CoroutineLoop:
             if is_left:
                 _end(loop)
 
-    def leave(self, limit_s: float) -> None:
-        """Use the loop no more. The last user cancels what still runs, and waits for the thread, at most `limit_s`."""
+    def leave(self, user: object, limit_s: float) -> None:
+        """Use the loop no more. The last user cancels what still runs, and waits for the thread, at most `limit_s`.
+
+        Idempotent.
+        """
         with self._lock:
-            self._num_users -= 1
-            if self._num_users:
+            loop, thread = self._loop, self._thread
+            if self._users == {user} and loop is not None:
+                call_soon(loop, partial(_cancel_all, loop))
+                self._thread = None
+            self._users.discard(user)
+            if self._users or loop is None or thread is None:
                 return
-            loop, thread, self._thread = self._loop, self._thread, None
-        assert loop is not None
-        assert thread is not None
-        call_soon(loop, partial(_cancel_all, loop))
         thread.join(limit_s)
         with self._lock:
-            if self._num_users > 0:  # another thread uses it again, or another one
+            if self._users:  # another thread uses it again, or another one
                 return
             if loop in self._running:  # a coroutine blocks it: its thread ends it then, and the next user gets another
                 if self._loop is loop:
@@ -102,7 +111,7 @@ class CoroutineLoop:
             self._free()
 
     def _free(self) -> None:
-        if self._num_users or self._loop is None:
+        if self._users or self._loop is None:
             return
         if self._loop not in self._running:  # else its thread ends it
             # In a thread of its own: the caller's may run another loop.

@@ -13,9 +13,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.handle import Handle, HandledProcess
@@ -271,9 +272,11 @@ class Fleet(ABC):
         with self.lock:
             self._is_stopped = True
             workers = self.workers.values()
-        for worker in workers:
-            self.dismiss(worker)
-        stop_processes([worker.process for worker in workers])
+        processes = [worker.process for worker in workers]
+        with or_killed(processes):
+            for worker in workers:
+                self.dismiss(worker)
+            stop_processes(processes)
 
     def close_processes(self) -> list[Segment]:
         """Close all handles. The processes must have ended, and nobody may wait in an inbox. Idempotent.
@@ -309,27 +312,24 @@ TEMPLATE_STAGES_S = (0.5, 0.3, 0.4)
 """The same for a template, after its workers. It does nothing then that takes a while."""
 
 
-class _Stoppable(Protocol):
-    def wait_end(self, limit_s: float | None) -> bool: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-def stop_processes(processes: Sequence[_Stoppable], stages_s: tuple[float, float, float] = STAGES_S) -> None:
-    """Stop processes that were told to exit. Returns when all have ended, or at the end of the last stage.
-
-    An interrupt kills them at once.
-    """
-    left = list(processes)
+@contextmanager
+def or_killed(processes: Sequence[Any]) -> Iterator[None]:
+    """Kill processes if the block is interrupted. Not every system ends those whose main thread never looks."""
     try:
-        for number, limit_s in enumerate(stages_s):
-            for process in left if number else ():
-                (process.kill if number > 1 else process.terminate)()
-            deadline_s = time.monotonic() + limit_s
-            left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
-            if not left:
-                return
-    except BaseException:  # a signal handler's; not every system ends those whose main thread never looks
-        for process in left:
+        yield
+    except BaseException:
+        for process in processes:
             process.kill()
         raise
+
+
+def stop_processes(processes: Sequence[Any], stages_s: tuple[float, float, float] = STAGES_S) -> None:
+    """Stop processes that were told to exit. Returns when all have ended, or at the end of the last stage."""
+    left = list(processes)
+    for number, limit_s in enumerate(stages_s):
+        for process in left if number else ():
+            (process.kill if number > 1 else process.terminate)()
+        deadline_s = time.monotonic() + limit_s
+        left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
+        if not left:
+            return

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from swift_loader.errors import NoProcessesLeft
@@ -85,8 +86,8 @@ class Run:
         self.passes: Passes = iter(())
         """The epochs after it."""
         self._event_loop = event_loop
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """What it uses of that."""
+        self._user = object()
+        """Stands for the run among the users of the event loop."""
         self._parts: list[Stage | Relay[Item] | Job] = []
         """What is stopped, before any thread is waited for."""
         self._fillers: list[Filler] = []
@@ -95,9 +96,7 @@ class Run:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop, which runs in a thread of its own until the run is closed."""
-        if self._loop is None:
-            self._loop = self._event_loop.enter()
-        return self._loop
+        return self._event_loop.enter(self._user)
 
     def start(self, stage: Stage, plan: PlanSettings, *jobs: Job) -> None:
         """Start a stage. `plan`: what its workers know about the items. `jobs` are stopped with it."""
@@ -127,9 +126,7 @@ class Run:
         for part in self._parts:
             part.stop()
         closes = [part.close for part in self._parts if isinstance(part, Stage)]
-        if self._loop is not None:
-            self._loop = None
-            closes.append(self._event_loop.leave)
+        closes.append(partial(self._event_loop.leave, self._user))
         try:
             close_together(closes, deadline_s)
         finally:

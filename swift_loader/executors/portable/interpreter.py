@@ -24,7 +24,7 @@ from swift_loader.executors.environment import Launch, working_directory
 from swift_loader.executors.failures import StderrTail
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.interrupts import blocked
-from swift_loader.threads import LoaderThread, explaining_starts
+from swift_loader.threads import Answer, LoaderThread, explaining_starts
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.portable import AnyConnection, PipeChannel, SegmentNames, attach, inheriting, new_pipe
@@ -126,7 +126,7 @@ class Interpreter:
         self.names = SegmentNames()
         self.exit_code: int | None = None
         """Known once the process has ended; None also if the trainer ignores SIGCHLD."""
-        self._ended = threading.Event()
+        self._ended: Answer[None] = Answer()
         self._num_slots = 0
         """Segments that were attached. Slots are numbered in the order of their making."""
         self._stderr = StderrTail()
@@ -174,7 +174,7 @@ class Interpreter:
                 self.exit_code = exit_code
         else:
             self.exit_code = exit_code
-        self._ended.set()
+        self._ended.give(None)
         on_end(self.serial)
 
     def _forward_stderr(self) -> None:
@@ -193,7 +193,7 @@ class Interpreter:
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        return self._ended.is_set()
+        return self._ended.is_given
 
     def wait_end(self, limit_s: float | None) -> bool:
         """Wait until the process has ended. Return False if that takes longer."""

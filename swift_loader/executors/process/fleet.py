@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from swift_loader.errors import LoaderClosed
-from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, stop_processes
+from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
 from swift_loader.executors.handle import Handle, HandledProcess
 from swift_loader.executors.process.inbox import EpollInbox
-from swift_loader.executors.process.loop_thread import Answer
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.starter import Starter
@@ -18,6 +17,7 @@ from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.messages import Death, Ended, Event
+from swift_loader.threads import Answer
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
@@ -136,13 +136,15 @@ class TemplateFleet(Fleet):
         with self.lock:
             starter.stop()
             workers, templates = self.workers.values(), starter.templates
+        processes = [worker.process for worker in workers]
         try:
-            for worker in workers:
-                self.dismiss(worker)
-            for template in templates:
-                template.request_exit()  # it ends when its workers have ended
-            stop_processes([worker.process for worker in workers])
-            stop_processes(templates, TEMPLATE_STAGES_S)
+            with or_killed([*processes, *templates]):
+                for worker in workers:
+                    self.dismiss(worker)
+                for template in templates:
+                    template.request_exit()  # it ends when its workers have ended
+                stop_processes(processes)
+                stop_processes(templates, TEMPLATE_STAGES_S)
         finally:
             starter.end()
 

@@ -14,57 +14,19 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
-from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar, cast
+from typing import Any
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.threads import LoaderThread
+from swift_loader.threads import Answer, LoaderThread, Result
 from swift_loader.transport.channel import new_eventfd
 
 JOIN_LIMIT_S = 1.0
 """How long to wait for the thread. If a signal handler closes the loader, its thread may hold a lock that this one
 waits for."""
-
-Result = TypeVar("Result")
-
-
-class Answer(Generic[Result]):
-    """What a call on the thread returns or raises.
-
-    It has no lock in Python code, as a future has: a signal handler that raises on the thread that waits would leave it
-    taken, and the thread of the call would block.
-    """
-
-    def __init__(self) -> None:
-        self._given: tuple[Result | None, BaseException | None] | None = None
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        """Has an entry once the answer is there."""
-
-    def give(self, result: Result | None, error: BaseException | None = None) -> None:
-        """Give it. Once, on the thread of the call."""
-        self._given = result, error
-        self._bell.put(None)
-
-    def wait(self, limit_s: float | None = None) -> bool:
-        """Wait until it is there, at most `limit_s`. Return whether it is."""
-        if self._given is None:
-            with contextlib.suppress(Empty):
-                self._bell.get(timeout=limit_s)
-                self._bell.put(None)  # for other threads
-        return self._given is not None
-
-    def result(self) -> Result:
-        """Wait for it. Return the result, or raise the error."""
-        self.wait()
-        assert self._given is not None
-        result, error = self._given
-        if error is not None:
-            raise error
-        return cast(Result, result)
 
 
 class Stopped(Exception):
@@ -79,7 +41,7 @@ class _State(Enum):
 
 
 class LoopThread:
-    """Waits in poll(2), calls the functions of readable descriptors, and runs calls one after another.
+    """Waits in poll(2), takes in what comes from readable descriptors, and runs calls one after another.
 
     The thread starts with the first call.
     """
@@ -98,8 +60,8 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         """The error that ended the thread's work. Written once, by the thread, which raises it in all later calls."""
-        self._sources: dict[int, Callable[[], object]] = {}
-        """What to call, by descriptor. Only the thread uses it, and `_poll`."""
+        self._sources: dict[int, Any] = {}
+        """Whose descriptors they are. Only the thread uses it, and `_poll`."""
         self._poll = select.poll()
         self._bell = new_eventfd()
         self._poll.register(self._bell, select.POLLIN)
@@ -108,6 +70,10 @@ class LoopThread:
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; some may be -1."""
         return [self._bell]
+
+    def take_in(self, source: Any) -> None:
+        """Take in what has come from a source that was given to `watch`. On the thread."""
+        raise NotImplementedError
 
     def look_after(self) -> float | None:
         """Do what is to be done before each wait. Return in how many seconds again; None: when something happens."""
@@ -194,8 +160,8 @@ class LoopThread:
 
     # The thread -------------------------------------------------------------------------------------------------------
 
-    def watch(self, descriptor: int, source: Callable[[], object]) -> None:
-        """Call `source` whenever the descriptor is readable or at its end."""
+    def watch(self, descriptor: int, source: Any) -> None:
+        """Call `take_in(source)` whenever the descriptor is readable or at its end; forward the stderr of a process."""
         self._sources[descriptor] = source
         self._poll.register(descriptor, select.POLLIN)
 
@@ -205,44 +171,37 @@ class LoopThread:
             if self._sources.pop(descriptor, None) is not None:
                 self._poll.unregister(descriptor)
 
-    def forward(self, diagnostics: Diagnostics) -> None:
-        """Forward the stderr of a process, until its end."""
-        descriptor = diagnostics.fileno()
-
-        def forward() -> None:
-            if not diagnostics.forward():
-                self.unwatch(descriptor)
-
-        self.watch(descriptor, forward)
-
     def check_open(self) -> None:
         """Raise `Stopped` if the thread is being stopped."""
         if self._state is not _State.OPEN:
             raise Stopped
 
-    def run_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
-        """Process events until `is_done()` is true. Return False if that takes longer than `limit_s`.
+    def rounds(self, limit_s: float | None = None) -> Iterator[None]:
+        """Yield whenever what the caller waits for may be there, for `limit_s`. Processes events in between.
 
         Raises `Stopped` if the thread is being stopped.
         """
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
-        while not (done := is_done()) and self._state is _State.OPEN:
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                self._run_once(0)  # it may have arrived: this process may have been stopped meanwhile
-                done = is_done()
-                break
+        left_s = limit_s
+        while left_s is None or left_s > 0:
+            self.check_open()
+            yield
             self._run_once(left_s)
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        self._run_once(0)  # it may have arrived: this process may have been stopped meanwhile
         self.check_open()
-        return done
+        yield
 
     def _run_once(self, timeout_s: float | None = None) -> None:
-        """Wait until a descriptor is readable, at most `timeout_s`, and call its function."""
+        """Wait until a descriptor is readable, at most `timeout_s`, and take in what has come."""
         for descriptor, _ in self._poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
             if descriptor == self._bell:
                 os.eventfd_read(descriptor)
-            elif (source := self._sources.get(descriptor)) is not None:
-                source()
+            elif isinstance(source := self._sources.get(descriptor), Diagnostics):
+                if not source.forward():
+                    self.unwatch(descriptor)
+            elif source is not None:
+                self.take_in(source)
 
     def _run(self) -> None:
         with self.lock:

@@ -17,16 +17,15 @@ import contextlib
 import os
 import subprocess
 import threading
-from concurrent.futures import Future
 from functools import partial
-from queue import Empty, SimpleQueue
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
-from swift_loader.executors.fleet import stop_processes
+from swift_loader.executors.fleet import or_killed, stop_processes
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread
 from swift_loader.executors.process.template import ServerProcess
+from swift_loader.threads import Answer
 from swift_loader.transport.channel import Channel, explaining_limits
 from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Frame, Kind, Refused, Warmed
 from swift_loader.worker.process import has_greenlets, is_importing
@@ -46,14 +45,12 @@ class BlankTemplate:
         Raises `NoDescriptorsLeft`.
         """
         self.modules = modules
-        self.forked: Future[int] = Future()
+        self.forked: Answer[int] = Answer()
         """Its process id, or `RootRefused`."""
-        self.returncode: int | None = None
-        """The exit code, if it has ended and the root has said so."""
-        # A queue, because a future's condition is a lock in Python code, which a signal handler that raises while the
-        # loop's thread waits may leave as it isn't expected.
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        """Has an entry once it has a `returncode`. It stays empty if the root ends first."""
+        self.ended: Answer[int] = Answer()
+        """Its exit code, once it has ended and the root has said so. It never comes if the root ends first."""
+        self.waiter: LoopThread | None = None
+        """The thread that waits for `forked`."""
         self._channel, self.theirs = Channel.pair()
         """`theirs` is for the fork alone; whoever sends it closes it here."""
         FORKS.holders.add(self)
@@ -73,31 +70,30 @@ class BlankTemplate:
         """Let it exit, unless it was started. Idempotent."""
         self._channel.close()
 
-    def refuse(self, refusal: RootRefused) -> None:
-        """Say that there is no fork."""
-        self.close()
-        self.theirs.close()
-        self.forked.set_exception(refusal)
+    def answer(self, pid: int | None, refusal: RootRefused | None = None) -> None:
+        """Say that it was forked, or that there is no fork. The root's thread."""
+        if refusal is not None:
+            self.close()
+            self.theirs.close()
+        self.forked.give(pid, refusal)
+        if (waiter := self.waiter) is not None:
+            waiter.wake()
 
     @property
     def pid(self) -> int:
         """Its process id, once it is forked."""
         return self.forked.result()
 
-    def note_exit(self, exit_code: int) -> None:
-        """Note how it ended. The root's thread."""
-        self.returncode = exit_code
-        self._ended.put(None)
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None if it isn't known."""
+        return self.ended.result() if self.ended.is_given else None
 
     def wait(self, timeout: float | None = None) -> int:
         """See `ChildProcess`."""
-        if self.returncode is None:
-            with contextlib.suppress(Empty):
-                self._ended.get(timeout=timeout)
-                self._ended.put(None)  # for other threads that wait
-        if self.returncode is None:
+        if not self.ended.wait(timeout):
             raise subprocess.TimeoutExpired("a fork of the root", timeout or 0.0)
-        return self.returncode
+        return self.ended.result()
 
 
 class RootRefused(Exception):
@@ -158,7 +154,7 @@ class Root(LoopThread):
         """Have it import modules, and fork. Raises `NoDescriptorsLeft`."""
         blank = BlankTemplate(modules)
         if not self.submit(partial(self._ask, modules, blank)):
-            blank.refuse(RootRefused("it has ended"))
+            blank.answer(None, RootRefused("it has ended"))
         return blank
 
     def retire(self) -> None:
@@ -176,8 +172,9 @@ class Root(LoopThread):
         process = self._process
         try:
             if process is not None:
-                process.request_exit()
-                stop_processes([process])
+                with or_killed([process]):
+                    process.request_exit()
+                    stop_processes([process])
         finally:
             self.end()
         if not self.is_closed:
@@ -207,7 +204,7 @@ class Root(LoopThread):
         if blank is not None:
             blank.theirs.close()
             if refusal is not None:
-                blank.refuse(refusal)
+                blank.answer(None, refusal)
 
     def _start(self) -> None:
         try:
@@ -217,23 +214,25 @@ class Root(LoopThread):
             self._refuse(RootRefused(f"it can't be started: {error}"))
             self.end()
             return
-        self.forward(process.diagnostics)
-        self.watch(process.fileno(), self._take_in)
-        self.watch(process.pidfd, self._note_end)
+        self.watch(process.diagnostics.fileno(), process.diagnostics)
+        for descriptor in (process.fileno(), process.pidfd):
+            self.watch(descriptor, process)
 
-    def _take_in(self) -> None:
-        """Read all its messages."""
-        process = self._process
-        assert process is not None
+    def take_in(self, source: _RootProcess) -> None:
+        """Take in what its process has sent, or that it has ended, and its templates with it."""
         try:
-            process.take_in()
+            source.take_in()
         except ProtocolError as error:
             self._refuse(RootRefused(str(error)))
-            self._kill()
+            source.kill()
         else:
-            if not process.is_gone:
+            if not source.is_gone:
                 return
-        self.unwatch(process.fileno())
+        self.unwatch(source.fileno())
+        if source.has_ended:
+            source.wait_exit_code()
+            importing = [modules for modules, _ in self._asked.values()]
+            self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
     def note(self, frame: Frame) -> None:
         """Take in one of its messages."""
@@ -243,10 +242,10 @@ class Root(LoopThread):
             self.imported |= set(modules)
             assert blank is not None
             self._templates[forked.worker] = blank
-            blank.forked.set_result(forked.pid)
+            blank.answer(forked.pid)
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
-            self._templates.pop(exited.worker).note_exit(exited.exit_code)
+            self._templates.pop(exited.worker).ended.give(exited.exit_code)
         elif frame.kind is Kind.WARMED:
             modules, *_ = self._asked.pop(Warmed.unpack(frame).serial)
             self.imported |= set(modules)
@@ -258,14 +257,6 @@ class Root(LoopThread):
                 self._process.end_requests()
         else:
             raise ProtocolError(f"a root sent an unexpected message: {frame.kind.name}")
-
-    def _note_end(self) -> None:
-        """Its process has ended, and its templates with it."""
-        self._take_in()
-        if self._process is not None:
-            self._process.wait_exit_code()
-        importing = [modules for modules, _ in self._asked.values()]
-        self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
     def _retire(self) -> None:
         self.refusal = self.refusal or RootRefused("it was retired")
@@ -283,7 +274,7 @@ class Root(LoopThread):
         asked, self._asked = self._asked, {}
         for _, blank in asked.values():
             if blank is not None:
-                blank.refuse(self.refusal)
+                blank.answer(None, self.refusal)
 
     def note_failure(self, error: BaseException) -> None:
         """End the thread: nothing comes from the root any more."""

@@ -17,7 +17,7 @@ from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
-from swift_loader.executors.process.root import ROOTS, BlankTemplate
+from swift_loader.executors.process.root import ROOTS, BlankTemplate, RootRefused
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
 from swift_loader.executors.wording import attached
@@ -91,17 +91,18 @@ class TemplateStarts:
             blank = blank or ROOTS.fork(self._launch, self._modules, may_start=is_first)
             if blank is None:
                 return None
-            blank.forked.add_done_callback(lambda _: thread.wake())
+            blank.waiter, forked = thread, blank.forked  # in this order: the answer wakes the thread, or is there
             try:
-                is_answered = thread.run_until(blank.forked.done, _IMPORT_LIMIT_S)
+                if any(forked.is_given for _ in thread.rounds(_IMPORT_LIMIT_S)):
+                    forked.result()
+                    return blank
+                blank.close()
+                ROOTS.give_up(self._modules)
+            except RootRefused:
+                continue
             except BaseException:
                 blank.close()
                 raise
-            if not is_answered:
-                blank.close()
-                ROOTS.give_up(self._modules)
-            elif blank.forked.exception() is None:
-                return blank
         return None
 
     def _take_ahead(self, needed: frozenset[str]) -> BlankTemplate | None:
@@ -193,8 +194,11 @@ class Starter(LoopThread):
             fleet.definitions = self._fork.definitions
             try:
                 self._begin(self._fork.start)
-            except Stopped:
-                raise LoaderClosed("the loader was closed; make a new one") from None
+            except BaseException as error:
+                self._fork.end()
+                if isinstance(error, Stopped):
+                    raise LoaderClosed("the loader was closed; make a new one") from None
+                raise
             return
         starts, descriptor = TemplateStarts(ServerLaunch(), spec.modules, self._start_method), -1
         try:
@@ -309,20 +313,21 @@ class Starter(LoopThread):
         return template
 
     def _listen(self, template: TemplateProcess) -> None:
-        self.forward(template.diagnostics)
+        self.watch(template.diagnostics.fileno(), template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
-            self.watch(descriptor, partial(self._listen_to, template))
+            self.watch(descriptor, template)
 
-    def _listen_to(self, template: TemplateProcess) -> None:
-        template.take_in()
-        if template.is_gone:
-            self.unwatch(template.fileno(), template.pidfd)
+    def take_in(self, source: TemplateProcess) -> None:
+        """Take in what a template has sent, or that it has ended."""
+        source.take_in()
+        if source.is_gone:
+            self.unwatch(source.fileno(), source.pidfd)
 
     def _wait_built(self, template: TemplateProcess) -> Built | None:
         """Return a template's report on its dataset; None if it is gone. Raises what building the dataset raised."""
         began_s, look_s = time.monotonic(), ForkWatch.look_s if self.forks_trainer else None
         # Torch's builds nothing before its workers do; the others may build the dataset, or try samples of it.
-        while not self.run_until(lambda: template.answer is not None or template.is_gone, look_s):
+        while not any(template.answer is not None or template.is_gone for _ in self.rounds(look_s)):
             self._check_fork(template, "the template process")
             if self._is_torch and time.monotonic() - began_s > ANSWER_LIMIT_S:
                 raise self._hang(template, "the template process", f"didn't answer within {ANSWER_LIMIT_S:g} s")
@@ -400,7 +405,7 @@ class Starter(LoopThread):
         error, fleet = self._death_of(template), self._fleet
         if fleet.is_running:
             fleet.post(TemplateEnded(error))
-            self.run_until(lambda: not self._replaceable.empty())
+            any(not self._replaceable.empty() for _ in self.rounds())
             self._replaceable.get()
         elif (num := len(self._early)) >= fleet.options.max_restarts:
             raise type(error)(f"{error}\nAs many others ended before it: {num}") if num else error
@@ -480,7 +485,7 @@ class Starter(LoopThread):
                 diagnostics.close()
                 raise
             if process is not None:
-                self.forward(diagnostics)
+                self.watch(diagnostics.fileno(), diagnostics)
                 self._add_worker(worker_id, ours, process)
                 return
             ours.close()
@@ -489,10 +494,10 @@ class Starter(LoopThread):
 
     def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
         """Return the worker; None if the template is gone, or was killed because it hung."""
-        if not self.run_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
+        if not any(template.has_forked(serial) or template.is_gone for _ in self.rounds(FORK_LIMIT_S)):
             template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
             template.kill()
-            self.run_until(lambda: template.is_gone)
+            any(template.is_gone for _ in self.rounds())
         return template.claim(serial)
 
     def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
@@ -508,7 +513,7 @@ class Starter(LoopThread):
             process.exit_code = template.wait_exit_code()
             ended_with_template = False
         else:
-            self.run_until(lambda: process.exit_code is not None or template.is_gone, limit_s)
+            any(process.exit_code is not None or template.is_gone for _ in self.rounds(limit_s))
             ended_with_template = process.exit_code is None and template.is_gone
         self.unwatch(process.diagnostics.fileno())
         return ended_with_template

@@ -15,7 +15,7 @@ from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.trainer_fork import ChildProcess, ForkedChild, Start
+from swift_loader.executors.process.trainer_fork import Start
 from swift_loader.interrupts import blocked
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel, duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
@@ -156,20 +156,17 @@ class ServerProcess(PidfdProcess):
         """Whether it takes no more messages, because it has ended or become a worker."""
         FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
-        process: ChildProcess | None = None
         try:
             # A Ctrl-C before the process ignores SIGINT would print a traceback: it starts with the signal blocked.
             with blocked({signal.SIGINT}), FORKS.starting, explaining_starts("a process"):
-                self._process = process = start(theirs.fileno(), traces, stderr)
-            self.pid = process.pid
+                self._process = start(theirs.fileno(), traces, stderr)
+            self.pid = self._process.pid
             try:
-                self.pidfd = open_pidfd(process.pid)
+                self.pidfd = open_pidfd(self.pid)
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
                 self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
         except BaseException:
-            if isinstance(process, ForkedChild):
-                process.end()
             self._channel.close()
             self.diagnostics.close()
             raise

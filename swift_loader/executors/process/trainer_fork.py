@@ -85,10 +85,12 @@ class ForkedChild:
         return self.returncode
 
     def end(self) -> None:
-        """Kill and reap it. Needs no descriptor."""
+        """Kill and reap it, if it wasn't reaped. Needs no descriptor."""
         with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                self.returncode = -signal.SIGKILL
 
     def _reap(self, timeout: float | None) -> int:
         try:
@@ -191,6 +193,12 @@ class TrainerFork:
         self._spec = spec
         self.definitions = Definitions(_definitions(spec))
         """Classes and functions that can't be imported. The fork has the same ones, under the same numbers."""
+        self._child: ForkedChild | None = None
+
+    def end(self) -> None:
+        """End the fork, if there is one: the start was interrupted, so nobody else may know of it."""
+        if self._child is not None:
+            self._child.end()
 
     def start(self, channel: int, traces: int, stderr: int) -> ForkedChild:
         """Fork this process. The fork gets copies of the descriptors. Runs on the thread that starts the loader."""
@@ -201,12 +209,11 @@ class TrainerFork:
         environment = replace(Environment.of_this_process(self._spec.modules), torch_threads=1)
         builder = DatasetBuilder(lambda: (self._spec, self.definitions), environment)
         flush_streams()  # else the fork would print the buffers' content once more
-        pid = 0
         try:
             with blocked(signal.valid_signals()), warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the user asked for a fork
-                pid = os.fork()
-                if pid == 0:
+                self._child = ForkedChild(os.fork())
+                if self._child.pid == 0:
                     exit_code = 1
                     try:
                         be_forked_template(trainer, (channel, traces, stderr), _descriptors(), builder)
@@ -214,14 +221,10 @@ class TrainerFork:
                         exit_code = exit_code_of(error)
                     finally:
                         os._exit(exit_code)  # whatever happens, the trainer's code isn't run twice
-        except BaseException:
-            if pid:
-                ForkedChild(pid).end()
-            raise
         finally:
             if trainer.pidfd >= 0:
                 os.close(trainer.pidfd)
-        return ForkedChild(pid)
+        return self._child
 
 
 def _descriptors() -> Iterator[int]:
