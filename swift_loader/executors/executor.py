@@ -146,6 +146,7 @@ class WorkerExecutor:
         if isinstance(action, messages.ReplaceTemplate):
             fleet.replace_template()
             return []
+        fleet = fleet.of(action.worker)
         worker = fleet.get(action.worker)
         if worker is None:
             return []
@@ -187,7 +188,7 @@ class WorkerExecutor:
         """Return the error for the loop."""
         if isinstance(cause, WorkerLost):
             worker = self.fleet.get(cause.worker)
-            error, told = self.explainer.death(cause, worker), self.fleet.explain(worker)
+            error, told = self.explainer.death(cause, worker), self.fleet.of(cause.worker).explain(worker)
             return type(error)(f"{error}{told}") if told else error
         if not isinstance(cause, Stall):
             return cause
@@ -204,7 +205,7 @@ class WorkerExecutor:
             return explainer.template_replacement(about)
         if isinstance(about, WorkerLost):
             worker = self.fleet.get(about.worker)
-            return f"{explainer.replacement(about, worker)}{self.fleet.explain(worker)}"
+            return f"{explainer.replacement(about, worker)}{self.fleet.of(about.worker).explain(worker)}"
         if about.worker is None:
             waits = f"{explainer.no_worker(about)}, for {explainer.options.stall_warning_s:g} s now"
             return f"{waits}{self.fleet.explain(None)}"

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, warn
-from swift_loader.executors.handle import Handle, HandledProcess
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.inbox import WorkerInbox, num_receivers
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import DatasetCheck, MessageReader
@@ -69,6 +69,8 @@ class Fleet(ABC):
         self._is_stopped = False
         self._limits = options.limits
         self._reader: MessageReader | None = None
+        self.remote: Any = None
+        """The `ActorFleet`, if some workers are actors."""
         self.posted: deque[Event | Handle] = deque()
         """Events, and workers that have no pipe and may have answered."""
         self.generation = 0
@@ -187,7 +189,9 @@ class Fleet(ABC):
         assert self._reader is not None
         for number in range(len(self.inboxes), self.num_inboxes):
             # Others' events come to the loop and to one thread, of which one leads.
-            self.inboxes.append(self.make_inbox(self._reader, self.posted if number <= 1 else deque()))
+            inbox = self.make_inbox(self._reader, self.posted if number <= 1 else deque())
+            inbox.remote = inbox.remote or self.remote
+            self.inboxes.append(inbox)
 
     def listen_to_all(self) -> None:
         """Have the inboxes listen to all workers, those that start later included. Raises `LoaderClosed`."""
@@ -214,8 +218,8 @@ class Fleet(ABC):
         for inbox in self.inboxes[:2]:
             inbox.ring()
 
-    def processes(self) -> Sequence[HandledProcess]:
-        """Return the processes of the workers, by id; without those that are just being replaced."""
+    def processes(self) -> Sequence[Any]:
+        """Return the processes of the workers, by id; without those that are just being replaced. See `Handle`."""
         return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
 
     # Acting; the caller holds the dispatch lock -----------------------------------------------------------------------
@@ -229,13 +233,13 @@ class Fleet(ABC):
         if self.inboxes:
             self._add_inboxes()
 
-    @abstractmethod
     def reap(self, worker: Handle) -> None:
         """Find out how a worker ended, to which nobody listens any more. An event tells."""
+        raise NotImplementedError
 
-    @abstractmethod
     def dismiss(self, worker: Handle) -> None:
         """Have a worker end that has nothing left to do. Returns at once."""
+        raise NotImplementedError
 
     def kill(self, worker: Handle) -> None:
         """End a worker that hangs."""
@@ -248,6 +252,10 @@ class Fleet(ABC):
                 return []
             self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
         return worker.close()
+
+    def of(self, serial: int) -> Fleet:  # noqa: ARG002
+        """Return the fleet that a worker belongs to, if this one is made of several."""
+        return self
 
     def get(self, serial: int) -> Any:
         """Return the handle of a worker; None if it is gone."""
@@ -291,6 +299,7 @@ class Fleet(ABC):
         """Close the inboxes. Nobody may wait in one. Idempotent."""
         for inbox in self.inboxes:
             inbox.close()
+            inbox.remote = None  # a cycle, which would keep the dataset until the collector runs
 
     def close(self) -> None:
         """Stop all processes and close all handles, if no executor does. Idempotent."""

@@ -9,7 +9,7 @@ import errno
 import mmap
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
@@ -62,45 +62,6 @@ _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 """Errors of a send to a worker that has ended, or whose channel was closed here."""
 
 
-class HandledProcess(Protocol):
-    """A process that serves as a worker."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-
-    def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
-        """Map memory that the process announced: of a slot, or `COUNTERS`. The descriptors came with the message."""
-
-    def num_fetched(self, length_address: int) -> int | None:
-        """Return the number of samples fetched for its batch; None if unknown. It said where it counts them."""
-
-    def ask_for_stacks(self, *, by_force: bool = False) -> str:
-        """Return the Python stacks of its threads, or why there are none. Blocks for a second at most."""
-
-    def close(self) -> None:
-        """Close all that belongs to it. It must have ended. Idempotent."""
-
-    # For whoever looks at processes; any thread
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal. None until it is known. 0 if the loader ended it."""
-
-    def wait_end(self, limit_s: float | None) -> bool:
-        """Wait until the process has ended. Return False if that takes longer."""
-
-    def terminate(self) -> None:
-        """Have the system end it, with SIGTERM where there are signals."""
-
-    def kill(self) -> None:
-        """Have the system end it, whatever it does."""
-
-
 class Hang(NamedTuple):
     """Why a worker is being killed."""
 
@@ -122,7 +83,7 @@ class Handle:
         process: Any,
         memory: WorkerMemory,
     ) -> None:
-        """Handle a worker. `channel`: our end of its pipe. `process`: a `HandledProcess`."""
+        """Handle a worker. `channel`: our end of its pipe. `process`: `WorkerProcess`, `Interpreter` or `Actor`."""
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""
         self.serial = serial

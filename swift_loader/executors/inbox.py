@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from typing import Any
 
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Inbox
@@ -39,6 +40,8 @@ class WorkerInbox(Inbox):
         self.interrupt = None
         self.is_taking_in = False
         self.is_closed = False
+        self.remote: Any = None
+        """The `ActorFleet`, if some workers are actors. It is asked before each wait: nothing else tells of its end."""
         self._reader = reader
         self._posted = posted
         self._is_woken = False

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.handle import HandledProcess
 from swift_loader.executors.wording import Explainer
 from swift_loader.metrics.machine import available_cores, ranks_here
 from swift_loader.metrics.observations import Setup
@@ -87,21 +87,23 @@ class ProcessView:
 
     daemon = True
 
-    def __init__(self, worker_id: int, process: HandledProcess) -> None:
+    def __init__(self, worker_id: int, process: Any) -> None:
+        """`process`: see `Handle`."""
         self.name = f"DataLoader worker {worker_id}"
         self._process = process
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return int(self._process.pid)
 
     ident = pid
 
     @property
     def exitcode(self) -> int | None:
         """Its exit code, negative for a signal. None until it has ended. 0 if the loader ended it."""
-        return self._process.exit_code
+        exit_code: int | None = self._process.exit_code
+        return exit_code
 
     def is_alive(self) -> bool:
         """Return whether it runs."""

@@ -512,8 +512,10 @@ from swift_loader import DataLoader, RayExecutor, SwiftLoader, WorkerDied
 
 ray.init(configure_logging=False, log_to_driver=False)
 data, executor = list(range(40000)), RayExecutor(2, num_cpus=0.5)
-is_swift = "swift" in sys.argv
-loader = SwiftLoader(dataset=data, executor=executor) if is_swift else DataLoader(data, 4, executor=executor)
+if "torch" in sys.argv:
+    loader = DataLoader(data, 4, executor=executor)
+else:
+    loader = SwiftLoader(dataset=data, executor=executor, worker_per_consumer=int("beside processes" in sys.argv))
 iterator = iter(loader)
 for _ in range(25):
     next(iterator)
@@ -560,7 +562,7 @@ def test_the_actors_of_a_killed_trainer_end(cluster: SmallCluster, tmp_path: Pat
     wait_until(lambda: all(map(is_gone, pids)), "the end of the actors", 60)
 
 
-@pytest.mark.parametrize("kind", ["swift", "torch"])
+@pytest.mark.parametrize("kind", ["swift", "torch", "beside processes"])
 def test_a_shutdown_of_ray_ends_the_loop_and_connects_nothing(kind: str, cluster: SmallCluster, tmp_path: Path) -> None:
     out, errors = start_script(cluster, tmp_path, kind, code=SHUTDOWN).communicate(timeout=120)
     assert out == 2 * "True False\n", errors

@@ -208,7 +208,7 @@ class Interpreter:
     # What it does -----------------------------------------------------------------------------------------------------
 
     def attach(self, slot: int | None, nbytes: int, _descriptors: list[int]) -> Segment:
-        """Map memory that it announced; see `executors.handle.HandledProcess`.
+        """Map memory that it announced: of a slot, or `COUNTERS`.
 
         Raises `FileNotFoundError` if the memory is gone, because the process has ended.
         """

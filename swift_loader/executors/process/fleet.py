@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
-from swift_loader.executors.handle import Handle, HandledProcess
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.inbox import EpollInbox
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import MessageReader
@@ -83,7 +84,7 @@ class TemplateFleet(Fleet):
         """Return an inbox that listens to no worker yet."""
         return EpollInbox(reader, posted)
 
-    def processes(self) -> Sequence[HandledProcess]:
+    def processes(self) -> Sequence[Any]:
         """Return the processes of the workers, by id; without those that are just being replaced.
 
         Waits until all were started, if they are still being started.

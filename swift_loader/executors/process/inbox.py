@@ -55,6 +55,8 @@ class EpollInbox(WorkerInbox):
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what the workers have sent; see `executors.base.Inbox.wait`."""
+        if self.remote is not None and (seen := self.remote.look_at_connection()) is not None:
+            return [seen]
         limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S)
         events: list[Event] = []
         while True:

@@ -105,22 +105,6 @@ class RootRefused(Exception):
         """The modules whose import may be the reason. No other root should import them."""
 
 
-class _RootProcess(ServerProcess):
-    """The process of a root, which gets its messages."""
-
-    def __init__(self, launch: ServerLaunch, root: Root) -> None:
-        """Start it."""
-        self._root = root
-        super().__init__(launch.start_root)
-
-    def _note(self, frame: Frame, _: list[int]) -> None:
-        self._root.note(frame)
-
-    def end_requests(self) -> None:
-        """Have it exit once it has answered all requests, and its templates have ended."""
-        self._channel.end_sending()
-
-
 class Root(LoopThread):
     """One root process. It starts with the first request. Any thread may call its methods, which return at once."""
 
@@ -133,7 +117,7 @@ class Root(LoopThread):
         self.imported: frozenset[str] = frozenset()
         """The modules that it was asked to import, and has imported. Replaced by its thread."""
         self._launch = launch
-        self._process: _RootProcess | None = None
+        self._process: ServerProcess | None = None
         self._num_requests = 0
         self._asked: dict[int, tuple[tuple[str, ...], BlankTemplate | None]] = {}
         """The requests that weren't answered, by number: the modules, and the fork if one is wanted."""
@@ -209,7 +193,7 @@ class Root(LoopThread):
     def _start(self) -> None:
         try:
             with explaining_limits():
-                self._process = process = _RootProcess(self._launch, self)
+                self._process = process = ServerProcess(self._launch.start_root)
         except (OSError, SwiftLoaderError) as error:
             self._refuse(RootRefused(f"it can't be started: {error}"))
             self.end()
@@ -218,10 +202,11 @@ class Root(LoopThread):
         for descriptor in (process.fileno(), process.pidfd):
             self.watch(descriptor, process)
 
-    def take_in(self, source: _RootProcess) -> None:
+    def take_in(self, source: ServerProcess) -> None:
         """Take in what its process has sent, or that it has ended, and its templates with it."""
         try:
-            source.take_in()
+            for frame, _ in source.messages():
+                self._note(frame)
         except ProtocolError as error:
             self._refuse(RootRefused(str(error)))
             source.kill()
@@ -234,8 +219,7 @@ class Root(LoopThread):
             importing = [modules for modules, _ in self._asked.values()]
             self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
-    def note(self, frame: Frame) -> None:
-        """Take in one of its messages."""
+    def _note(self, frame: Frame) -> None:
         if frame.kind is Kind.FORKED:
             forked = Forked.unpack(frame)
             modules, blank = self._asked.pop(forked.worker)

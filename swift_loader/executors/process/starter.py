@@ -319,7 +319,8 @@ class Starter(LoopThread):
 
     def take_in(self, source: TemplateProcess) -> None:
         """Take in what a template has sent, or that it has ended."""
-        source.take_in()
+        for message in source.messages():
+            source.note(*message)
         if source.is_gone:
             self.unwatch(source.fileno(), source.pidfd)
 

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Iterator
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.handle import COUNTERS
@@ -98,7 +99,7 @@ class WorkerProcess(PidfdProcess):
         FORKS.holders.add(self)
 
     def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
-        """Map memory that it announced; see `executors.handle.HandledProcess`."""
+        """Map memory that it announced: of a slot, or `COUNTERS`. The descriptors came with the message."""
         what = "a page of counters" if slot is COUNTERS else "a segment"
         return Segment.attach(_only(descriptors, what), nbytes)
 
@@ -189,18 +190,18 @@ class ServerProcess(PidfdProcess):
         except (BrokenPipeError, ConnectionResetError):
             self.is_gone = True
 
-    def take_in(self) -> None:
-        """Read all its messages, and note if it is gone. Doesn't block. Raises `ProtocolError` if one is invalid."""
+    def messages(self) -> Iterator[tuple[Frame, list[int]]]:
+        """Yield all messages that it has sent, with their descriptors, and note if it is gone. Doesn't block.
+
+        Raises `ProtocolError` if one is invalid.
+        """
         try:
             while (received := self._channel.receive(wait=False)) is not None:
-                self._note(unpack_frame(received.data), received.descriptors)
+                yield unpack_frame(received.data), received.descriptors
         except BlockingIOError:
             if not self.has_ended:
                 return
         self.is_gone = True
-
-    def _note(self, frame: Frame, descriptors: list[int]) -> None:
-        raise NotImplementedError
 
     def wait_exit_code(self) -> int | None:
         """Return its exit code; None if it isn't known in time, or because the trainer ignores SIGCHLD.
@@ -214,6 +215,10 @@ class ServerProcess(PidfdProcess):
         except subprocess.TimeoutExpired:
             return None
         return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
+
+    def end_requests(self) -> None:
+        """Have it exit once it has answered all requests, and its children have ended."""
+        self._channel.end_sending()
 
     def request_exit(self) -> None:
         """Tell it to exit once its children have. Idempotent and thread-safe."""
@@ -278,7 +283,8 @@ class TemplateProcess(ServerProcess):
         for process in self._unclaimed.values():
             process.close()
 
-    def _note(self, frame: Frame, descriptors: list[int]) -> None:
+    def note(self, frame: Frame, descriptors: list[int]) -> None:
+        """Take in one of its messages."""
         if frame.kind is Kind.FORKED and len(descriptors) == 1:
             forked = Forked.unpack(frame)
             diagnostics = self._requested.pop(forked.worker)

@@ -20,7 +20,7 @@ from typing import Any
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.handle import Handle, HandledProcess
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by_ray
@@ -55,19 +55,6 @@ _MAX_WAIT_S = 1e6
 _DISCONNECTED = (
     "this process isn't connected to Ray any more, so its actors are gone; call ray.shutdown() after close()"
 )
-
-
-class ActorInbox(_Inbox):
-    """Listens to nothing but its bell."""
-
-    def __init__(self, fleet: ActorFleet, reader: MessageReader, posted: deque[Event | Handle]) -> None:
-        super().__init__(reader, posted)
-        self._fleet = fleet
-
-    def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Return what the actors have answered; without a connection to Ray, which tells of no end then, an event."""
-        seen = self._fleet.look_at_connection()
-        return super().wait(timeout_s) if seen is None else [seen]
 
 
 class ActorFleet(Fleet):
@@ -171,10 +158,14 @@ class ActorFleet(Fleet):
             serial, self.num_started = self.num_started, self.num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             actor = self._actor_class.remote()
-            process = Actor(self._connection, actor, partial(self._announce, serial))
-            process.begin(actor.start.remote(self._payload, serial, identity))
-            memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
-            self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
+            try:
+                process = Actor(self._connection, actor, partial(self._announce, serial))
+                process.begin(actor.start.remote(self._payload, serial, identity))
+                memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
+                self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
+            except BaseException:  # of a signal handler: nobody knows of the actor
+                self._connection.ray.kill(actor)
+                raise
             if self.generation:
                 process.use_generation(self.generation)
         self._announce(serial)  # an answer may have come before the worker was known
@@ -310,8 +301,10 @@ class ActorFleet(Fleet):
         return 2
 
     def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> WorkerInbox:
-        """Return an inbox."""
-        return ActorInbox(self, reader, posted)
+        """Return an inbox, which listens to nothing but its bell."""
+        inbox = _Inbox(reader, posted)
+        inbox.remote = self
+        return inbox
 
     def look_at_connection(self) -> ExecutorFailed | None:
         """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
@@ -421,17 +414,19 @@ class MixedFleet(Fleet):
         """Own two fleets."""
         super().__init__(local.spec, remote.options, local.explainer)
         self.local = local
-        self.remote = remote
+        self.remote: ActorFleet = remote
+        local.remote = remote
         self.datasets = remote.datasets = local.datasets
         self.inboxes = remote.inboxes = local.inboxes
         self.posted = remote.posted = local.posted
 
-    def _of(self, worker: Handle) -> Fleet:
-        return self.remote if worker.serial >= FIRST_SERIAL else self.local
+    def of(self, serial: int) -> Fleet:
+        """Return the fleet that a worker belongs to."""
+        return self.remote if serial >= FIRST_SERIAL else self.local
 
     def get(self, serial: int) -> Any:
         """Return the handle of a worker; None if it is gone."""
-        return (self.remote if serial >= FIRST_SERIAL else self.local).get(serial)
+        return self.of(serial).get(serial)
 
     @property
     def notice(self) -> str:
@@ -451,7 +446,12 @@ class MixedFleet(Fleet):
         """Start the actors first, because that may fail at once."""
         self.remote.start_first()
         self.local.start_ahead()
-        self.definitions = self.local.definitions  # all workers got the same
+        self.definitions = self.local.definitions
+        if self.definitions.names() != self.remote.definitions.names():
+            raise RuntimeError(
+                "processes of this machine and Ray actors don't have the same classes and functions of the script; "
+                "with executor=, don't give start_method='fork', or use actors only"
+            )
 
     def wait_built(self, *, warns: bool = False) -> tuple[int, float]:
         """Wait until a process here has built the dataset."""
@@ -484,11 +484,7 @@ class MixedFleet(Fleet):
         """Start a process or an actor."""
         (self.local if worker_id < self.options.num_local else self.remote).start_worker(worker_id)
 
-    def forget(self, worker: Handle) -> None:
-        """Stop listening to a worker."""
-        self._of(worker).forget(worker)
-
-    def processes(self) -> Sequence[HandledProcess]:
+    def processes(self) -> Sequence[Any]:
         """Return the processes here, then the actors."""
         return [*self.local.processes(), *self.remote.processes()]
 
@@ -502,29 +498,9 @@ class MixedFleet(Fleet):
         self.local.resize(min(num_workers, self.options.num_local), limits)
         self.remote.resize(num_workers, limits)
 
-    def reap(self, worker: Handle) -> None:
-        """Find out how a worker ended."""
-        self._of(worker).reap(worker)
-
-    def dismiss(self, worker: Handle) -> None:
-        """Have a worker end that has nothing left to do."""
-        self._of(worker).dismiss(worker)
-
-    def kill(self, worker: Handle) -> None:
-        """End a worker that hangs."""
-        self._of(worker).kill(worker)
-
-    def release(self, worker: Handle) -> list[Segment]:
-        """Close a worker that was reaped."""
-        return self._of(worker).release(worker)
-
     def replace_template(self) -> None:
         """Replace the template of the processes."""
         self.local.replace_template()
-
-    def explain(self, worker: Handle | None) -> str:
-        """Return what Ray says."""
-        return "" if worker is None else self._of(worker).explain(worker)
 
     def stop(self) -> None:
         """Stop all workers."""
