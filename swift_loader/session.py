@@ -100,14 +100,13 @@ class Session:
         settings = delivery.scheduling
         executor: Executor
         page_lock = None if self._target is None else self._target.make_page_lock(self._notices)
-        on_segment = None if page_lock is None else page_lock.lock
         if self._broadcast is not None and not self._broadcast.is_leader:
             executor = ReceivingExecutor(self._broadcast, spec, metrics)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         elif fleet is not None:
-            executor = WorkerExecutor(fleet, metrics, self._log.write, on_segment, self._notices.append)
+            executor = WorkerExecutor(fleet, metrics, self._log.write, self._notices, page_lock)
         elif delivery.uses_threads:
-            executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices.append)
+            executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices)
         else:
             executor = InlineExecutor(spec, metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))

@@ -244,11 +244,11 @@ class LoaderWorkers:
         """The worker processes. None if the workers are threads."""
         executor: Executor
         if self.fleet is not None:
-            executor = WorkerExecutor(self.fleet, metrics, _log_once, note=notices.append)
+            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices)
         else:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given
-            executor = ThreadExecutor(spec, delivery, metrics, dataset, notices.append)
+            executor = ThreadExecutor(spec, delivery, metrics, dataset, notices)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
-from swift_loader.executors.crew import CrewExecutor, CrewWorker, Mailbox, Post, WorkerThread
+from swift_loader.executors.crew import CrewExecutor, CrewWorker, Mailbox, WorkerThread
 from swift_loader.executors.wording import attached
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.messages import Ready, Send, Stall
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.work import Work
 from swift_loader.threads import LoaderThread
 
 END_LIMIT_S = 2.0
@@ -143,9 +142,9 @@ def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -
         loop.call_soon_threadsafe(function)
 
 
-Job = Callable[[Send, Post], Awaitable[None] | None]
-"""Does a task, and posts the event that answers it. It catches all that the user's code raises. All workers run it at
-the same time."""
+Job = Callable[[Send, CrewWorker], Awaitable[None] | None]
+"""Does a task of a worker, which posts the event that answers it. It catches all that the user's code raises. All
+workers run it at the same time."""
 
 
 class CallThread(WorkerThread):
@@ -157,10 +156,9 @@ class CallThread(WorkerThread):
 
     def serve(self) -> None:
         """Do the tasks until None comes."""
-        job, post = self._job, self.post
-        post([Ready(self.serial, self.worker_id)])
+        self.post([Ready(self.serial, self.worker_id)])
         for task in iter(self.tasks.get, None):
-            job(task, post)
+            self._job(task, self)
 
 
 class CallCoroutine(CrewWorker):
@@ -224,7 +222,7 @@ class CallCoroutine(CrewWorker):
     async def _run(self, task: Send) -> None:
         try:
             while not self._is_stopped:
-                await self._job(task, self.post)
+                await self._job(task, self)
                 if not self._waiting:
                     break
                 task = self._waiting.popleft()
@@ -245,14 +243,13 @@ class CallExecutor(CrewExecutor[CrewWorker]):
         num_workers: int,
         name: str,
         settings: PlanSettings,
-        describe: Callable[[Work], str],
         *,
         leaves_stalled_out: bool,
     ) -> None:
         """Make an executor that isn't started.
 
         `loop`: where the job, which is asynchronous, runs; None: in threads. `name`: of the stage, for errors.
-        `settings`: of a plan without samples. `describe` returns which item a work is, for errors.
+        `settings`: of a plan without samples.
         """
         super().__init__(leaves_stalled_out=leaves_stalled_out)
         self.plan = Plan.of(0, settings)
@@ -260,7 +257,6 @@ class CallExecutor(CrewExecutor[CrewWorker]):
         self._loop = loop
         self._num_workers = num_workers
         self._name = name
-        self._describe = describe
 
     def start(self) -> None:
         """Start the workers."""
@@ -280,7 +276,8 @@ class CallExecutor(CrewExecutor[CrewWorker]):
 
     def _stalled(self, stall: Stall) -> WorkerStalled:
         worker = self._workers.get(-1 if stall.worker is None else stall.worker)
-        item = "" if stall.work is None else f", {self._describe(stall.work)},"
+        work: Any = stall.work
+        item = "" if work is None else f", item {work.number},"
         stays = (
             "" if self._loop is not None else ". A call can't be killed, so its thread stays until the function returns"
         )

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,7 +25,7 @@ from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Event, Send, Stall
-from swift_loader.threads import LoaderThread
+from swift_loader.threads import Answer, LoaderThread
 
 # Events of the workers, on their way to whoever leads.
 #
@@ -51,9 +51,8 @@ class ThreadInbox:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Rung for new events and by `wake`. It is apart from the events because an interrupt may lose a ring."""
         self._is_woken = False
-        self._gate = threading.Lock()
-        """Locked until `wait` blocks for the first time."""
-        self._gate.acquire()
+        self.first_block: Answer[None] = Answer()
+        """Given once `wait` blocks for the first time. Other threads wait for it."""
 
     def ring(self) -> None:
         """Let `wait` look for events. Any thread calls it, after it has added them."""
@@ -78,18 +77,13 @@ class ThreadInbox:
         try:
             self.num_moves = (self.num_moves + 1) | 1
             if self.num_moves == 1:
-                self._gate.release()
+                self.first_block.give(None)
             self._bell.get(timeout=limit_s)
         except queue.Empty:
             return False
         finally:
             self.num_moves = (self.num_moves + 2) & ~1  # even, wherever an interrupt came
         return True
-
-    def await_first_block(self, limit_s: float) -> None:
-        """Return once `wait` has blocked for the first time, or after `limit_s`. Any other thread calls it."""
-        if self._gate.acquire(timeout=limit_s):
-            self._gate.release()
 
     def _silence(self) -> None:
         """Forget earlier rings. Their events are in the deque, where `wait` looks next, or were taken."""
@@ -129,9 +123,6 @@ JOIN_LIMIT_S = 1.5
 
 _OURS = (str(Path(__file__).parents[1]), threading.__file__)
 """The frames below the user's code are in these files."""
-
-Post = Callable[[Iterable[Event]], None]
-"""Takes the events of a task. Any thread calls it. It never blocks."""
 
 
 class CrewWorker:
@@ -175,7 +166,7 @@ class CrewWorker:
         raise NotImplementedError
 
     def post(self, events: Iterable[Event]) -> None:
-        """Hand over the events of a task. Any thread."""
+        """Hand over the events of a task. Any thread. Never blocks."""
         with self._lock:
             if not self.is_given_up:
                 self._mailbox.post(events)

@@ -5,6 +5,7 @@ On the loop's thread or a receiver thread, which holds the dispatcher's dispatch
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.failures import keys_of
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle, Hang, ResumePoints
-from swift_loader.executors.process.reader import BatchReader, MessageReader
+from swift_loader.executors.process.reader import BatchReader, MessageReader, SegmentLock
 from swift_loader.executors.wording import GRACE_BUILDS, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.process_owner import ProcessOwner
@@ -40,21 +41,23 @@ class WorkerExecutor:
         fleet: Fleet,
         metrics: Metrics,
         log: Callable[[str], None],
-        on_segment: Callable[[Segment], None] | None = None,
-        note: Callable[[str], None] | None = None,
+        notices: deque[str] | None = None,
+        page_lock: SegmentLock | None = None,
     ) -> None:
-        """Make an executor that isn't started. `log` gets what happens. `on_segment`: see `MessageReader`.
+        """Make an executor that isn't started. `log` gets what the user may want to know of the start.
 
-        `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
+        `notices` gets warnings for the user that come while the loop runs, on any thread. `page_lock`: see
+        `MessageReader`.
         """
         self.fleet = fleet
+        if notices is not None:
+            fleet.notices = notices
         self.explainer = fleet.explainer
-        fleet.note = note or log
         self.reader: MessageReader | None = None
         """Reads what the workers send. Known after `start`."""
         self._metrics = metrics
         self._log = log
-        self._on_segment = on_segment
+        self._page_lock = page_lock
         self._resumes = ResumePoints()
         """Where the workers' datasets continue. The reader keeps them up to date."""
         self._hung: dict[Hashable, dict[Any, Hung]] = {}
@@ -95,24 +98,18 @@ class WorkerExecutor:
         num_samples, build_s = fleet.wait_built(warns=True)
         if fleet.notice:
             self._log(fleet.notice)
-        fleet.listen(self.begin(Plan.of(num_samples, fleet.spec.plan), build_s, self._on_segment))
+        self.plan, self._sent = Plan.of(num_samples, fleet.spec.plan), (0, fleet.spec.plan)
+        self.explainer.begin(self.plan, fleet.definitions, build_s)
+        batches = BatchReader(fleet.definitions, fleet.options.batch_decoder)
+        self.reader = MessageReader(
+            batches, fleet.datasets, self.explainer, self._metrics, self._page_lock, self._resumes
+        )
+        fleet.listen(self.reader)
         try:
             fleet.run()
         except LoaderClosed:  # another thread may have closed the executor before it had the inboxes
             fleet.close_inboxes()
             raise
-
-    def begin(self, plan: Plan, build_s: float, on_segment: Callable[[Segment], None] | None) -> MessageReader:
-        """Make what exists once the dataset is built. Return what reads the workers' messages.
-
-        `plan`: what they start with. `build_s`: seconds that the first build took.
-        """
-        fleet = self.fleet
-        self.plan, self._sent = plan, (0, plan.settings)
-        self.explainer.begin(plan, fleet.definitions, build_s)
-        batches = BatchReader(fleet.definitions, fleet.options.batch_decoder)
-        self.reader = MessageReader(batches, fleet.datasets, self.explainer, self._metrics, on_segment, self._resumes)
-        return self.reader
 
     # Acting -----------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -75,7 +75,7 @@ class Fleet(ABC):
         """Events, and workers that have no pipe and may have answered."""
         self.generation = 0
         """The current one."""
-        self.note: Callable[[str], None] = warn
+        self.notices: deque[str] = deque()
         """Gets warnings for the user that come while the loop runs, on any thread."""
 
     @property

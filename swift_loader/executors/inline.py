@@ -36,7 +36,6 @@ from swift_loader.scheduler.messages import (
     WorkerLost,
 )
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.work import Work
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.messages import Batch
@@ -64,7 +63,6 @@ class LocalBuilder:
         batch_decoder: Callable[[bytes], Any] | None,
         metrics: Metrics,
         who: str,
-        describe: Callable[[Work], str],
         store: SlotStore,
         identity: TorchIdentity | None = None,
     ) -> None:
@@ -72,8 +70,8 @@ class LocalBuilder:
 
         `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
         torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
-        the batches, and `describe` returns number, epoch and dataset indices of one, for the causes of errors. `store`
-        has the memory of the batches; the builder alone uses it. `identity`: see `BatchBuilder`.
+        the batches, for the causes of errors. `store` has the memory of the batches; the builder alone uses it.
+        `identity`: see `BatchBuilder`.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
@@ -81,7 +79,7 @@ class LocalBuilder:
         self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
         self._metrics = metrics
         self._who = who
-        self._describe = describe
+        self._plan = Plan.of(num_samples, spec.plan)
         self._store = store
         self.largest_nbytes = 0
         """Of the batches so far. Any thread may read it."""
@@ -94,6 +92,7 @@ class LocalBuilder:
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None) -> None:
         """Build the batches of another plan from now on. `resume`: see `NewPlan`."""
         self._builder.samples.use_plan(plan, resume)
+        self._plan = Plan.of(self._plan.order.num_samples, plan)
 
     def answer(self, task: Send, building: AbstractContextManager[Any]) -> list[Event]:
         """Build a batch within this context, and decode it. Return its events: its failed samples, then the batch.
@@ -138,7 +137,7 @@ class LocalBuilder:
     def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
         events: list[Event] = []
         for failed in failures:
-            where = f", {self._describe(task.work)}"
+            where = f", {describe_work(task.work, self._plan)}"
             error = rebuild(failed.failure, self._who, self._definitions, where)
             failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
             events.append(SampleFailed(self._worker, task.generation, task.sequence, failure))
@@ -151,7 +150,7 @@ class LocalBuilder:
         last: BaseException = error
         while last.__cause__ is not None:
             last = last.__cause__
-        where = f"{failed.stage.value}{sample}, {self._describe(task.work)}"
+        where = f"{failed.stage.value}{sample}, {describe_work(task.work, self._plan)}"
         last.__cause__ = RemoteTraceback(f"In {self._who}, {where}{note}")
         return error
 
@@ -214,7 +213,6 @@ class InlineExecutor:
             batch_decoder=self._batch_decoder,
             metrics=self._metrics,
             who="the loop's process",
-            describe=self._describe,
             store=HeapStore(),
         )
 
@@ -291,9 +289,6 @@ class InlineExecutor:
         keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
         with keeping, limited_threads(chosen_threads()):
             yield
-
-    def _describe(self, work: Work) -> str:
-        return describe_work(work, self._current[1])
 
     def __repr__(self) -> str:
         return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -46,13 +47,13 @@ _NAMES = ("random", "numpy.random", "torch's default generator")
 class DrawWatch:
     """Warns once. All worker threads of a loader use it."""
 
-    def __init__(self, inbox: ThreadInbox, note: Callable[[str], None]) -> None:
+    def __init__(self, inbox: ThreadInbox, notices: deque[str]) -> None:
         """Begin to watch. Call it on the loop's thread. `inbox` knows whether that thread blocks.
 
-        `note` gets the warning, on any thread.
+        `notices` gets the warning, on any thread.
         """
         self._inbox = inbox
-        self._note = note
+        self._notices = notices
         self._once = threading.Lock()
         """Held from the warning on."""
         self._has_waited = False
@@ -63,7 +64,7 @@ class DrawWatch:
     def watching(self) -> Iterator[None]:
         """Warn if something is drawn in the `with` block."""
         if not self._has_waited:
-            self._inbox.await_first_block(FIRST_WAIT_S)
+            self._inbox.first_block.wait(FIRST_WAIT_S)
             self._has_waited = True
         num_moves = self._inbox.num_moves
         if num_moves % 2 == 0 or self._once.locked():
@@ -75,7 +76,7 @@ class DrawWatch:
         # A torch that was imported meanwhile is only in `after`.
         changed = [name for name, old, new in zip(_NAMES, before, after, strict=False) if old != new]
         if changed and self._inbox.num_moves == num_moves and self._once.acquire(blocking=False):
-            self._note(_warning(changed))
+            self._notices.append(_warning(changed))
 
 
 def _warning(names: list[str]) -> str:
@@ -151,11 +152,11 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
     """The plan that the workers start with. Known after `start`, as the next one."""
 
     def __init__(
-        self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, note: Callable[[str], None]
+        self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, notices: deque[str]
     ) -> None:
         """Make an executor that isn't started.
 
-        `dataset`: that of the first worker, or of all. `note` gets warnings for the user, on any thread.
+        `dataset`: that of the first worker, or of all. `notices` gets warnings for the user, on any thread.
         """
         super().__init__(leaves_stalled_out=False)
         self._spec = spec
@@ -173,7 +174,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         lock uses this and the next one."""
         self._plans: dict[int, NewPlan] = {}
         """The same with where a worker's dataset continues then, by the worker's id, where that isn't its beginning."""
-        self._draws = DrawWatch(self.mailbox.of_loop, note) if spec.options.rng is Rng.SAMPLE else None
+        self._draws = DrawWatch(self.mailbox.of_loop, notices) if spec.options.rng is Rng.SAMPLE else None
 
     # Starting
 
@@ -218,7 +219,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             batch_decoder=self._options.batch_decoder,
             metrics=self._metrics,
             who=self.explainer.who(worker),
-            describe=self.explainer.describe,
             store=worker.slots,
             identity=TorchThread(worker.worker_id),
         )

@@ -15,7 +15,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from swift_loader.executors.calls import call_soon
-from swift_loader.executors.crew import Post
+from swift_loader.executors.crew import CrewWorker
 from swift_loader.pipeline.stage import LoopRelay, Marker, Relay, RelayStage, Rest, RestStage, Stage
 from swift_loader.scheduler.messages import Answered, Send
 from swift_loader.scheduler.work import IndexWork
@@ -157,16 +157,16 @@ class Job:
             "late": f"stage {function.name!r}: a generator gave no result",
         }
 
-    def __call__(self, task: Send, post: Post) -> Any:
+    def __call__(self, task: Send, worker: CrewWorker) -> Any:
         """Do a task. It catches all that the function raises."""
         value, began_s = _value(task), time.perf_counter()
         try:
             if value is not Marker.EPOCH_END:
                 value = self._answer(task, value)
         except BaseException as error:  # even SystemExit: the loop raises it
-            _post(task, post, error=error)
+            _post(task, worker, error=error)
         else:
-            _post(task, post, value, build_s=time.perf_counter() - began_s)
+            _post(task, worker, value, build_s=time.perf_counter() - began_s)
             if isinstance(value, Relay):
                 value.pour()
 
@@ -231,16 +231,16 @@ class Pour(Job):
 class AwaitedJob(Job):
     """The same as `Job` for a coroutine function, on an event loop. Nothing is keyed."""
 
-    async def __call__(self, task: Send, post: Post) -> None:
+    async def __call__(self, task: Send, worker: CrewWorker) -> None:
         """Do a task. It catches all that the function raises."""
         value, began_s = _value(task), time.perf_counter()
         try:
             if value is not Marker.EPOCH_END:
                 value = await self._awaited_answer(value)
         except BaseException as error:  # even a CancelledError: the function may have raised it by itself
-            _post(task, post, error=error)
+            _post(task, worker, error=error)
         else:
-            _post(task, post, value, build_s=time.perf_counter() - began_s)
+            _post(task, worker, value, build_s=time.perf_counter() - began_s)
             if isinstance(value, LoopRelay):
                 await value.pour_async()
 
@@ -286,6 +286,6 @@ def _value(task: Send) -> Any:
     return task.work.indices
 
 
-def _post(task: Send, post: Post, value: Any = None, **more: Any) -> None:
+def _post(task: Send, worker: CrewWorker, value: Any = None, **more: Any) -> None:
     """Answer a task with a value, or with an error."""
-    post((Answered(task.worker, task.generation, task.sequence, value, **more),))
+    worker.post((Answered(task.worker, task.generation, task.sequence, value, **more),))

@@ -59,7 +59,8 @@ class StageExplainer(Explainer):
 
     def describe(self, work: Work) -> str:
         """Return the item's number."""
-        return item_of(work)
+        assert isinstance(work, ItemWork), "a feed hands out items"
+        return f"item {work.number}"
 
     def sample(self, work: Work, position: int | None) -> str:  # noqa: ARG002
         """Return nothing: a task is one item."""
@@ -73,12 +74,6 @@ class StageExplainer(Explainer):
             of_user, _, ours = failure.traceback.partition(_CAUSED)
             error.__cause__ = RemoteTraceback(f"{context}\n\n{of_user}" if ours else context)
         return error
-
-
-def item_of(work: Work) -> str:
-    """Return which item of its stage a work is."""
-    assert isinstance(work, ItemWork), "a feed hands out items"
-    return f"item {work.number}"
 
 
 # A stage in worker processes: the function is the dataset, and each item is a key.
@@ -208,7 +203,7 @@ class Map(Node):
         in_turn, as_ready = JOBS[self.function.kind]
         job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s)
         loop = run.loop() if self.where is Where.LOOP else None
-        executor = CallExecutor(job, loop, self.concurrency, name, plan, item_of, leaves_stalled_out=leaves_out)
+        executor = CallExecutor(job, loop, self.concurrency, name, plan, leaves_stalled_out=leaves_out)
         stage = job.stage(passes, executor, settings, policy, self.concurrency)
         run.start(stage, plan, job)
         return stage.passes(opening)

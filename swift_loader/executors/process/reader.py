@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from swift_loader.scheduler.messages import (
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.messages import Batch, BuildReport, Frame, Kind, Received, SegmentGone, unpack_frame
+from swift_loader.transport.messages import Batch, BuildReport, Kind, Received, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 
@@ -88,6 +88,13 @@ class DatasetCheck:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
+class SegmentLock(Protocol):
+    """Page-locks the memory of batches; `device.pinning`."""
+
+    def lock(self, segment: Segment) -> None:
+        """Page-lock a segment until it is unmapped, if it isn't page-locked yet."""
+
+
 class BatchReader:
     """Decodes the contents of a slot into a batch."""
 
@@ -118,10 +125,10 @@ class MessageReader:
         datasets: DatasetCheck,
         explainer: Explainer,
         metrics: Metrics,
-        on_segment: Callable[[Segment], None] | None,
+        page_lock: SegmentLock | None,
         resumes: ResumePoints,
     ) -> None:
-        """`on_segment` gets each segment before the first batch lies in it, and again with each batch.
+        """`page_lock` locks each segment before the first batch lies in it, and is asked again with each batch.
 
         `resumes` gets the states of the workers' datasets.
         """
@@ -131,19 +138,9 @@ class MessageReader:
         """Compares the workers' datasets."""
         self._explainer = explainer
         self._metrics = metrics
-        self.on_segment = on_segment
+        self.page_lock = page_lock
         self.largest_batch_nbytes = 0
         """Of the batches that workers have sent; 0 before the first."""
-        self._others = {
-            Kind.SEGMENT: self._read_segment,
-            Kind.SEGMENT_GONE: self._read_segment_gone,
-            Kind.READY: self._read_ready,
-            Kind.SAMPLE_FAILED: self._read_sample_failed,
-            Kind.FAILURE: self._read_failure,
-            Kind.SKIPPED: self._read_skipped,
-            Kind.STATE: self._read_state,
-            Kind.STREAM_ENDED: self._read_stream_ended,
-        }
 
     def read(self, worker: Handle, received: Received, inbox: Inbox) -> Event | None:
         """Return the event of a message; None if it is of no interest to the scheduler.
@@ -152,12 +149,51 @@ class MessageReader:
         if the message is invalid.
         """
         frame = unpack_frame(received.data)
-        if frame.kind is Kind.BATCH:
-            return self.read_batch(worker, Batch.unpack(frame), inbox)
-        read = self._others.get(frame.kind)
-        if read is None:
-            raise ProtocolError(f"{self._explainer.who(worker)} sent an unexpected message: {frame.kind.name}")
-        return read(worker, frame, received.descriptors)
+        match frame.kind:
+            case Kind.BATCH:
+                return self.read_batch(worker, Batch.unpack(frame), inbox)
+            case Kind.SEGMENT:
+                segment = worker.add_segment(frame, received.descriptors)
+                if self.page_lock is not None:
+                    self.page_lock.lock(segment)
+            case Kind.SEGMENT_GONE:
+                worker.memory.drop(messages.SegmentGone.unpack(frame).slot)
+            case Kind.STATE:
+                worker.state = messages.State.unpack(frame).snapshot
+            case Kind.READY:
+                return self._read_ready(worker, worker.note_ready(frame, received.descriptors))
+            case Kind.SAMPLE_FAILED:
+                failed = messages.SampleFailed.unpack(frame)
+                generation, sequence = failed.failure.generation, failed.failure.sequence
+                if self._explainer.is_needed(generation) and worker.tasks:
+                    failure = self._explainer.sample_failure(failed, worker)
+                    return SampleFailed(worker.serial, generation, sequence, failure)
+            case Kind.FAILURE:
+                return self._read_failure(worker, messages.Failure.unpack(frame))
+            case Kind.SKIPPED:
+                worker.note_answer()
+                return Skipped(worker.serial, frame.generation)
+            case Kind.STREAM_ENDED:
+                ended = messages.StreamEnded.unpack(frame)
+                worker.note_answer()
+                return StreamEnded(worker.serial, ended.generation, ended.sequence)
+            case _:
+                raise ProtocolError(f"{self._explainer.who(worker)} sent an unexpected message: {frame.kind.name}")
+        return None
+
+    def _read_ready(self, worker: Handle, report: BuildReport) -> Event:
+        try:
+            self.datasets.compare(report, self._explainer.who(worker))
+        except DatasetMismatch as error:
+            return ExecutorFailed(error)
+        return Ready(worker.serial, worker.worker_id)
+
+    def _read_failure(self, worker: Handle, failure: messages.Failure) -> Event:
+        error = self._explainer.failure(failure, worker)
+        if failure.stage in BEFORE_TASKS:
+            return ExecutorFailed(error)
+        worker.note_answer()
+        return Answered(worker.serial, failure.generation, failure.sequence, error=error)
 
     def read_batch(self, worker: Handle, batch: Batch, inbox: Inbox) -> Event:
         """Return the event of a batch that a worker announces, see `read`."""
@@ -189,8 +225,8 @@ class MessageReader:
 
     def _decode(self, worker: Handle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
         """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one."""
-        if self.on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
-            self.on_segment(segment)
+        if self.page_lock is not None and (segment := worker.memory.segment_of(batch)) is not None:
+            self.page_lock.lock(segment)
         memory, answer.lease = worker.memory.lend(batch)
         was_interrupted = False
         while True:
@@ -205,47 +241,3 @@ class MessageReader:
                 if was_interrupted or not is_interrupt(error):
                     return error
                 inbox.interrupt, was_interrupted = error, True  # raised once the batch was decoded again
-
-    def _read_segment(self, worker: Handle, frame: Frame, descriptors: list[int]) -> None:
-        segment = worker.add_segment(frame, descriptors)
-        if self.on_segment is not None:
-            self.on_segment(segment)
-
-    def _read_segment_gone(self, worker: Handle, frame: Frame, _: list[int]) -> None:
-        worker.memory.drop(SegmentGone.unpack(frame).slot)
-
-    def _read_ready(self, worker: Handle, frame: Frame, descriptors: list[int]) -> Event:
-        report = worker.note_ready(frame, descriptors)
-        try:
-            self.datasets.compare(report, self._explainer.who(worker))
-        except DatasetMismatch as error:
-            return ExecutorFailed(error)
-        return Ready(worker.serial, worker.worker_id)
-
-    def _read_sample_failed(self, worker: Handle, frame: Frame, _: list[int]) -> Event | None:
-        failed = messages.SampleFailed.unpack(frame)
-        generation, sequence = failed.failure.generation, failed.failure.sequence
-        if not self._explainer.is_needed(generation) or not worker.tasks:
-            return None
-        failure = self._explainer.sample_failure(failed, worker)
-        return SampleFailed(worker.serial, generation, sequence, failure)
-
-    def _read_failure(self, worker: Handle, frame: Frame, _: list[int]) -> Event:
-        failure = messages.Failure.unpack(frame)
-        error = self._explainer.failure(failure, worker)
-        if failure.stage in BEFORE_TASKS:
-            return ExecutorFailed(error)
-        worker.note_answer()
-        return Answered(worker.serial, failure.generation, failure.sequence, error=error)
-
-    def _read_skipped(self, worker: Handle, frame: Frame, _: list[int]) -> Event:
-        worker.note_answer()
-        return Skipped(worker.serial, frame.generation)
-
-    def _read_state(self, worker: Handle, frame: Frame, _: list[int]) -> None:
-        worker.state = messages.State.unpack(frame).snapshot
-
-    def _read_stream_ended(self, worker: Handle, frame: Frame, _: list[int]) -> Event:
-        ended = messages.StreamEnded.unpack(frame)
-        worker.note_answer()
-        return StreamEnded(worker.serial, ended.generation, ended.sequence)

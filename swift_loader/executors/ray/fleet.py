@@ -282,7 +282,7 @@ class ActorFleet(Fleet):
         with suppress(Exception):  # the connection has ended meanwhile
             if num_late := self._num_unplaced(limit_s):
                 rest = ". The others go on without them" if num_late < len(self.workers) else ""
-                self.note(f"{self._unplaced_text()}{rest}")
+                self.notices.append(f"{self._unplaced_text()}{rest}")
             else:
                 self._watch_placement()
 
@@ -317,7 +317,7 @@ class ActorFleet(Fleet):
         """Make the memory in which batches arrive, and the inboxes."""
         limit = self._connection.store_nbytes() // STORE_SHARE
         # The store tells of its segments: those that the reader sees are no segments.
-        self._store = ArrivalStore(limit, self.options.limits.max_in_flight + 1, reader.on_segment)
+        self._store = ArrivalStore(limit, self.options.limits.max_in_flight + 1, reader.page_lock)
         for worker in self.workers.values():
             worker.memory = ActorMemory(self._store)
         if not self.inboxes:  # of processes beside which there are actors
@@ -476,7 +476,7 @@ class MixedFleet(Fleet):
 
     def run(self) -> None:
         """Start the processes, then listen to the actors, too."""
-        self.remote.note = self.note
+        self.remote.notices = self.notices
         self.local.run()
         self.remote.run()
 

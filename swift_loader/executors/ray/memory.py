@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.reader import SegmentLock
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.delivery import Lease
 from swift_loader.transport.messages import NO_SLOT, Batch
@@ -49,16 +49,16 @@ def _end_view(
 class ArrivalStore:
     """The memory of all batches of a loader. The thread that leads uses it; views die on any thread."""
 
-    def __init__(self, max_viewed: int, max_free: int, on_segment: Callable[[Segment], None] | None) -> None:
+    def __init__(self, max_viewed: int, max_free: int, page_lock: SegmentLock | None) -> None:
         """Begin empty.
 
         `max_viewed`: how many bytes of the object store the views may hold. `max_free`: how many free slots are kept.
-        `on_segment` gets each slot before a batch lies in it, see `MessageReader`. With it, all batches are copied
+        `page_lock` locks each slot before a batch lies in it, see `MessageReader`. With it, all batches are copied
         into slots.
         """
         self.slots = PrivateSlots(max_free)
         self._max_viewed = max_viewed
-        self._on_segment = on_segment
+        self._page_lock = page_lock
         self._owner = ProcessOwner()
         self._viewed = 0
         self._ended_views: deque[int] = deque()
@@ -70,7 +70,7 @@ class ArrivalStore:
         """Return the memory of a batch that has arrived, writable. It is the batch's as long as a view of it exists."""
         while self._ended_views:
             self._viewed -= self._ended_views.popleft()
-        if self._on_segment is None:
+        if self._page_lock is None:
             if memory.nbytes <= MAX_SMALL_BYTES:
                 return np.array(memory)
             may_view = memory.nbytes > MAX_INLINE_BYTES and self._viewed + memory.nbytes <= self._max_viewed
@@ -87,8 +87,8 @@ class ArrivalStore:
 
     def _copy(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         slot, _ = self.slots.take(memory.nbytes)
-        if self._on_segment is not None:
-            self._on_segment(self.slots.memory_of(slot))
+        if self._page_lock is not None:
+            self._page_lock.lock(self.slots.memory_of(slot))
         kept = self.slots.lend(slot, memory.nbytes, min_fill=0)
         np.copyto(kept, memory)
         return kept
