@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, NoDescriptorsLeft
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
-from swift_loader.transport.channel import duplicate, explaining_limits
+from swift_loader.transport.channel import explaining_limits
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.messages import Kind, PickledBody
 from swift_loader.transport.segments import Segment, capacity_for, new_file
@@ -101,27 +101,67 @@ class PayloadLayout(PickledBody):
         return self.bulk_nbytes, environment, environment + self.structure_nbytes
 
 
-def write_payload(content: object, environment: Environment) -> tuple[PayloadLayout, int, Definitions]:
-    """Write an object to an anonymous file, from which another process can rebuild it.
+@dataclass(frozen=True, eq=False, slots=True)
+class Payload:
+    """What processes build the dataset from: an object and the classes and functions that it needs, as bytes."""
+
+    layout: PayloadLayout
+    memory: NDArray[np.uint8]
+    """`(nbytes,)`."""
+    segment: Segment | None = None
+    """The private mapping that the memory is. None: it is never read again."""
+
+    @classmethod
+    def in_file(cls, layout: PayloadLayout, descriptor: int) -> Payload:
+        """Map the payload in a file of `write_payload`, and close the descriptor."""
+        segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
+        return cls(layout, segment.array(), segment)
+
+    def environment(self) -> Environment:
+        """Return the environment. Reading it needs nothing but the standard library."""
+        start, end, *_ = self.layout.ends
+        environment = pickle.loads(self.memory.data[start:end])
+        if not isinstance(environment, Environment):
+            raise TypeError(f"the payload begins with a {type(environment).__name__} instead of an Environment")
+        return environment
+
+    def read(self) -> tuple[Any, Definitions]:
+        """Return the object and the definitions, as they were sent. The object's arrays are views of the memory.
+
+        What was written to a private mapping is discarded first.
+        """
+        if self.segment is not None:
+            self.segment.restore()
+        bulk, begin, end = self.layout.ends
+        meta, blocks = self.memory.data[begin:end], self.memory[:bulk]
+        content, things = decode_with_code(meta, self.layout.num_blocks, blocks)
+        return content, Definitions(things)
+
+    def is_same(self, other: Payload) -> bool:
+        """Return whether another payload has the same bytes."""
+        end = self.layout.ends[-1]
+        is_like = (self.layout.ends, self.layout.num_blocks) == (other.layout.ends, other.layout.num_blocks)
+        return is_like and np.array_equal(self.memory[:end], other.memory[:end])
+
+
+def write_payload(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, int, Definitions]:
+    """Write a payload to an anonymous file. `modules`: see `Environment`.
 
     Returns the layout, a descriptor that the caller owns, and the definitions that were sent by value. The template
     numbers its copies of them the same way. Raises `EncodeError` if a part of the object can't be sent.
     """
-    layout, pieces, definitions = _encode(content, environment)
+    layout, pieces, definitions = _encode(content, modules)
     layout = replace(layout, total_nbytes=capacity_for(layout.total_nbytes))
     return layout, new_file(pieces, layout.total_nbytes), definitions
 
 
-def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayout, NDArray[np.uint8], Definitions]:
-    """Return the same as `write_payload`, in memory of this process instead of a file.
-
-    Raises `EncodeError` if a part of the object can't be sent.
-    """
-    layout, pieces, definitions = _encode(content, environment)
-    return layout, np.concatenate(pieces), definitions
+def pack_payload(content: object, modules: tuple[str, ...]) -> tuple[Payload, Definitions]:
+    """Return a payload in memory of this process, and the definitions. Raises as `write_payload` does."""
+    layout, pieces, definitions = _encode(content, modules)
+    return Payload(layout, np.concatenate(pieces)), definitions
 
 
-def _encode(content: object, environment: Environment) -> tuple[PayloadLayout, list[NDArray[np.uint8]], Definitions]:
+def _encode(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, list[NDArray[np.uint8]], Definitions]:
     """Return the payload as pieces, front to back."""
     try:
         with explaining_limits():  # modules are imported, which opens files
@@ -135,34 +175,11 @@ def _encode(content: object, environment: Environment) -> tuple[PayloadLayout, l
             f"({type(reason).__name__}: {reason})",
             _HINT,
         ) from error
-    first, structure = pickle.dumps(environment), encoded.meta
+    first, structure = pickle.dumps(Environment.of_this_process(modules)), encoded.meta
     nbytes = arena.used + len(first) + len(structure)
     layout = PayloadLayout(nbytes, arena.used, len(first), len(structure), encoded.num_blocks)
     last = (np.frombuffer(part, np.uint8) for part in (first, structure))
     return layout, [*arena.pieces(), *last], Definitions(things)
-
-
-def read_environment(layout: PayloadLayout, memory: NDArray[np.uint8]) -> Environment:
-    """Return the environment. Reading it needs nothing but the standard library."""
-    start, end, *_ = layout.ends
-    environment = pickle.loads(memory.data[start:end])
-    if not isinstance(environment, Environment):
-        raise TypeError(f"the payload begins with a {type(environment).__name__} instead of an Environment")
-    return environment
-
-
-def read_payload(
-    layout: PayloadLayout, memory: NDArray[np.uint8], segment: Segment | None = None
-) -> tuple[Any, Definitions]:
-    """Return the object and the definitions, as they were sent. The object's arrays are views of the memory.
-
-    `segment`: the private mapping that the memory is, if it is read again. What was written to it is discarded first.
-    """
-    if segment is not None:
-        segment.restore()
-    bulk, begin, end = layout.ends
-    content, things = decode_with_code(memory.data[begin:end], layout.num_blocks, memory[:bulk])
-    return content, Definitions(things)
 
 
 _NAMES = re.compile(
@@ -186,12 +203,3 @@ def modules_of(layout: PayloadLayout, descriptor: int) -> tuple[str, ...]:
     found = (match.groups() for match in _NAMES.finditer(b"".join(pieces)))
     names = dict.fromkeys(name.decode("ascii") for length, name in found if length[0] == len(name))
     return tuple(name for name in names if name in sys.modules and name not in MAIN_MODULES and can_be_found(name))
-
-
-def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int]) -> bool:
-    """Return whether two payloads (layout, descriptor) have the same bytes. The descriptors stay open."""
-    if one[0] != other[0]:
-        return False
-    mappings = [Segment.attach(duplicate(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
-    end = one[0].ends[-1]
-    return bool(np.array_equal(mappings[0].array()[:end], mappings[1].array()[:end]))

@@ -33,7 +33,7 @@ from swift_loader.transport.messages import (
     Received,
     unpack_frame,
 )
-from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.payload import Payload
 from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, PrivateSlots
 from swift_loader.worker.build import ThreadUsage
 from swift_loader.worker.loop import TaskLoop, start_fresh
@@ -50,12 +50,10 @@ class Answer(NamedTuple):
     """The bulk data of the batch that the last message announces. None: there is none."""
 
 
-class Payload(NamedTuple):
+class ActorPayload(NamedTuple):
     """What actors build the dataset from. All of them read the same object."""
 
-    layout: bytes
-    """A `PayloadLayout`, packed."""
-    memory: NDArray[np.uint8]
+    payload: Payload
     path: tuple[str, ...]
     """The trainer's import path, as far as the node has it."""
     directory: str | None
@@ -105,18 +103,18 @@ class BatchActor:
         """Return where it runs. The first call: its answer says that Ray has placed the actor."""
         return Location(os.getpid(), socket.gethostname(), machine_id())
 
-    def start(self, payload: Payload, serial: int, identity: Identity | None) -> Answer:
+    def start(self, given: ActorPayload, serial: int, identity: Identity | None) -> Answer:
         """Build the dataset. Answers READY or FAILURE.
 
         `identity`: which of the n workers it is, for a dataset that must know.
         """
         self._thread_id = threading.get_ident()
-        _settle(payload)
-        layout = PayloadLayout.unpack(unpack_frame(memoryview(payload.layout)))
-        memory = np.array(payload.memory)  # a dataset may write to its arrays, and other actors read the payload
+        _settle(given)
+        # A copy: a dataset may write to its arrays, and other actors read the payload.
+        payload = Payload(given.payload.layout, np.array(given.payload.memory))
         if identity is not None:
             self._channel.feed([identity.pack()])
-        service = start_fresh(layout, memory, serial, self._channel, ThreadUsage)
+        service = start_fresh(payload, serial, self._channel, ThreadUsage)
         if service is not None:
             builder, report = service
             self._channel.send(Ready(UNKNOWN_ADDRESS, report).pack())
@@ -172,10 +170,10 @@ class BatchActor:
         self._end.wait()
 
 
-def _settle(payload: Payload) -> None:
-    sys.path.extend(entry for entry in payload.path if entry not in sys.path and Path(entry).exists())
-    if payload.directory is not None and Path(payload.directory).is_dir():
-        os.chdir(payload.directory)
+def _settle(given: ActorPayload) -> None:
+    sys.path.extend(entry for entry in given.path if entry not in sys.path and Path(entry).exists())
+    if given.directory is not None and Path(given.directory).is_dir():
+        os.chdir(given.directory)
 
 
 class _CallChannel:

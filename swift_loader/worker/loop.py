@@ -9,16 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import ProtocolError
@@ -26,7 +22,7 @@ from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import Batch, Kind, Received
-from swift_loader.transport.payload import Environment, PayloadLayout, read_environment, read_payload
+from swift_loader.transport.payload import Environment, Payload
 from swift_loader.transport.segments import NUM_BEGUN, Segment, capacity_for
 from swift_loader.transport.slots import RecycledSlots
 from swift_loader.transport.task import Task
@@ -192,10 +188,10 @@ Service = tuple[BatchBuilder, messages.BuildReport]
 class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
-    def __init__(self, content: Callable[[], tuple[WorkerSpec, Definitions]], environment: Environment) -> None:
+    def __init__(self, content: Payload | tuple[WorkerSpec, Definitions], environment: Environment) -> None:
         """Read nothing yet. `environment`: the trainer's settings.
 
-        `content` returns the payload's content. It stays, because the content's arrays may be views of its memory.
+        `content`: a payload, or what is in one. It stays, because the content's arrays may be views of its memory.
         """
         self._content = content
         self._environment = environment
@@ -225,7 +221,8 @@ class DatasetBuilder:
                 with suppress(Exception):  # if something needs the module, importing it again raises a clear error
                     import_module(name)
             try:
-                self._spec, self.definitions = self._content()
+                content = self._content
+                self._spec, self.definitions = content.read() if isinstance(content, Payload) else content
             except RecursionError as error:
                 _explain(error)
                 raise
@@ -335,15 +332,13 @@ class DatasetBuilder:
         return torch_worker
 
 
-def start_fresh(
-    layout: PayloadLayout, memory: NDArray[np.uint8], serial: int, channel: TaskChannel, usage: type[Usage]
-) -> Service | None:
+def start_fresh(payload: Payload, serial: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
     """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
-    environment = read_environment(layout, memory)
+    environment = payload.environment()
     sys.argv[:] = environment.argv
     identify(serial)
     failpoint(Failpoint.WORKER_BOOT)
-    builder = DatasetBuilder(partial(read_payload, layout, memory), environment)
+    builder = DatasetBuilder(payload, environment)
     try:
         builder.read()
     except Exception as error:

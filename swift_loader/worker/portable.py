@@ -32,7 +32,7 @@ from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.threads import LoaderThread
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
-from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.payload import Payload, PayloadLayout
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, Segment, capacity_for
 from swift_loader.worker.build import ProcessUsage
@@ -103,7 +103,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
     if not link.tasks.receive_long(memory):
         return 0
     link.start()
-    service = start_fresh(layout, memory, serial, link, ProcessUsage)
+    service = start_fresh(Payload(layout, memory), serial, link, ProcessUsage)
     if service is None:
         return 0
     builder, report = service

@@ -36,8 +36,7 @@ from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
-from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
-from swift_loader.transport.segments import Segment
+from swift_loader.transport.payload import Payload, PayloadLayout
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
@@ -306,13 +305,10 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     frame = unpack_frame(received.data)
     if frame.kind is not Kind.PAYLOAD or len(received.descriptors) != 1:
         raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
-    layout = PayloadLayout.unpack(frame)
-    segment = Segment.attach(received.descriptors[0], layout.total_nbytes, private=True)
-    memory = segment.array()
-    environment = read_environment(layout, memory)
+    payload = Payload.in_file(PayloadLayout.unpack(frame), received.descriptors[0])
+    environment = payload.environment()
     sys.argv[:] = environment.argv
-    builder = DatasetBuilder(partial(read_payload, layout, memory, segment), environment)
-    return build_and_serve(channel, builder, stack_dumper)
+    return build_and_serve(channel, DatasetBuilder(payload, environment), stack_dumper)
 
 
 def build_and_serve(

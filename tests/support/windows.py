@@ -58,7 +58,7 @@ sys.platform = "win32"
 import swift_loader
 from swift_loader.executors.portable import fleet
 from swift_loader.executors.portable.interpreter import InterpreterLaunch
-from swift_loader.transport.payload import Environment, pack_payload, read_environment, read_payload
+from swift_loader.transport.payload import Environment, pack_payload
 from swift_loader.worker import portable
 
 assert [fleet, portable]
@@ -79,9 +79,9 @@ for workers, worker_type in ((0, "process"), (2, "thread")):
     with swift_loader.SwiftLoader(Dataset, batch_size=4, shuffle=False, **options) as loader:
         assert [int(batch[0, 0]) for batch in loader] == [0, 4, 8, 12, 16]
 environment = Environment.of_this_process()
-layout, packed, _ = pack_payload({"dataset": Dataset(), "function": lambda x: np.ones(x) + 1}, environment)
-assert read_environment(layout, packed) == environment
-content, _ = read_payload(layout, packed)
+payload, _ = pack_payload({"dataset": Dataset(), "function": lambda x: np.ones(x) + 1}, ())
+assert payload.environment() == environment
+content, _ = payload.read()
 assert (content["function"](2) == 2).all()
 assert InterpreterLaunch().is_current()
 sys.stdout.write("fine\n")

@@ -12,12 +12,11 @@ from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, Fleet
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.portable.inbox import PipeInbox
-from swift_loader.executors.portable.interpreter import Interpreter, InterpreterLaunch, Payload
+from swift_loader.executors.portable.interpreter import Interpreter, InterpreterLaunch
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Death, Ended, Event
-from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Identity, Received
-from swift_loader.transport.payload import Environment, pack_payload
+from swift_loader.transport.payload import Payload, pack_payload
 from swift_loader.worker.process import refuse_start
 
 
@@ -54,7 +53,7 @@ class InterpreterFleet(Fleet):
         self.check_open()
         if self._payload is None:
             refuse_start()
-            self._payload, self.definitions = self._make_payload()
+            self._payload, self.definitions = pack_payload(self.spec, self.spec.modules)
             self._launch = InterpreterLaunch()
             self._began_s = time.monotonic()
             self._start(0)
@@ -65,14 +64,12 @@ class InterpreterFleet(Fleet):
         for worker_id in range(len(self.workers), self.options.num_workers):
             self._start(worker_id)
 
-    def _make_payload(self) -> tuple[Payload, Definitions]:
-        layout, memory, definitions = pack_payload(self.spec, Environment.of_this_process(self.spec.modules))
-        return Payload(layout, memory), definitions
-
     def is_current(self) -> bool:
         """Return whether another start would build the same. The dataset or the environment may have changed."""
         return (
-            self._payload is not None and self._launch.is_current() and self._payload.is_same(self._make_payload()[0])
+            self._payload is not None
+            and self._launch.is_current()
+            and self._payload.is_same(pack_payload(self.spec, self.spec.modules)[0])
         )
 
     def wait_built(self, *, warns: bool = False) -> tuple[int, float]:

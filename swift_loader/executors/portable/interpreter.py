@@ -15,10 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from swift_loader.executors.environment import Launch, working_directory
 from swift_loader.executors.failures import StderrTail
@@ -26,7 +23,7 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.interrupts import blocked
 from swift_loader.threads import Answer, LoaderThread, explaining_starts
 from swift_loader.transport.messages import Identity
-from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.payload import Payload
 from swift_loader.transport.portable import AnyConnection, PipeChannel, SegmentNames, attach, inheriting, new_pipe
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.portable import PAGE_NBYTES, Request
@@ -90,23 +87,6 @@ _JOIN_LIMIT_S = 0.5
 _READ_NBYTES = 1 << 16
 
 
-class Payload(NamedTuple):
-    """What each worker is sent when it starts, before any other message."""
-
-    layout: PayloadLayout
-    memory: NDArray[np.uint8]
-    """`(nbytes,)`."""
-
-    def send_to(self, channel: PipeChannel) -> None:
-        """Send it. Blocks until the worker has read most of it."""
-        channel.send(self.layout.pack())
-        channel.send_long(self.memory)
-
-    def is_same(self, other: Payload) -> bool:
-        """Return whether another payload has the same bytes."""
-        return self.layout == other.layout and np.array_equal(self.memory, other.memory)
-
-
 class Interpreter:
     """A process that is, or will be, a worker. Any thread may use it."""
 
@@ -164,7 +144,8 @@ class Interpreter:
 
     def _look_after(self, payload: Payload, identity: Identity | None, on_end: Callable[[int], None]) -> None:
         with suppress(OSError):  # it has ended, which the next line finds out
-            payload.send_to(self.channel)
+            self.channel.send(payload.layout.pack())
+            self.channel.send_long(payload.memory)  # blocks until the worker has read most of it
             if identity is not None:
                 self.channel.send(identity.pack())
         exit_code = self._process.wait()

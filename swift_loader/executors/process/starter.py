@@ -22,11 +22,10 @@ from swift_loader.executors.process.template import TemplateProcess, WorkerProce
 from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
 from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
-from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.channel import Channel, explaining_limits
+from swift_loader.transport.channel import Channel, duplicate, explaining_limits
 from swift_loader.transport.messages import Built, Failure
-from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
-from swift_loader.worker.spec import StartMethod, WorkerSpec
+from swift_loader.transport.payload import Payload, PayloadLayout, modules_of, pack_payload, write_payload
+from swift_loader.worker.spec import StartMethod
 
 # How the templates of one loader start: as forks of the root, which are quick, because the root has imported what the
 # dataset needs; without a root, as interpreters. All get the same environment, recorded when the loader starts.
@@ -203,7 +202,7 @@ class Starter(LoopThread):
         starts, descriptor = TemplateStarts(ServerLaunch(), spec.modules, self._start_method), -1
         try:
             starts.ask_ahead()
-            layout, descriptor, fleet.definitions = _write_payload(spec)
+            layout, descriptor, fleet.definitions = write_payload(spec, spec.modules)
             starts.need(modules_of(layout, descriptor))
             with self.lock:
                 if not self.is_open:
@@ -232,11 +231,9 @@ class Starter(LoopThread):
         """
         if self._starts is None or self._payload is None or not self._starts.is_current():
             return False
-        layout, descriptor, _ = _write_payload(self._fleet.spec)
-        try:
-            return same_payload(self._payload, (layout, descriptor))
-        finally:
-            os.close(descriptor)
+        spec, (layout, descriptor) = self._fleet.spec, self._payload
+        now, _ = pack_payload(spec, spec.modules)
+        return now.is_same(Payload.in_file(layout, duplicate(descriptor)))
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
@@ -547,7 +544,3 @@ class Starter(LoopThread):
         """Tell the scheduler, once errors aren't raised by `wait_built` or `run` any more."""
         if not self.is_closed and self._fleet.is_running:
             self._fleet.post(ExecutorFailed(error))
-
-
-def _write_payload(spec: WorkerSpec) -> tuple[PayloadLayout, int, Definitions]:
-    return write_payload(spec, Environment.of_this_process(spec.modules))

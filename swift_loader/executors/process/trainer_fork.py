@@ -207,7 +207,7 @@ class TrainerFork:
         trainer = Trainer(os.getpid(), -1 if is_main else os.pidfd_open(os.getpid()))
         # One thread: torch's pool of threads isn't in the fork, and waiting for it would never end.
         environment = replace(Environment.of_this_process(self._spec.modules), torch_threads=1)
-        builder = DatasetBuilder(lambda: (self._spec, self.definitions), environment)
+        builder = DatasetBuilder((self._spec, self.definitions), environment)
         flush_streams()  # else the fork would print the buffers' content once more
         try:
             with blocked(signal.valid_signals()), warnings.catch_warnings():

@@ -32,9 +32,9 @@ from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity
-from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
+from swift_loader.transport.payload import Payload, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Answer, BatchActor, Payload
+from swift_loader.worker.actor import ActorPayload, Answer, BatchActor
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
@@ -70,7 +70,7 @@ class ActorFleet(Fleet):
         """Held while a thread connects, which may take long. `stop` doesn't wait for that."""
         self._announcing = threading.RLock()
         """Held while an actor's news are posted, so that no inbox is closed meanwhile."""
-        self._content: tuple[PayloadLayout, Any] | None = None
+        self._content: Payload | None = None
         """What the actors build the dataset from, to compare it with what another start would send."""
         self._payload: Any = None
         """Ray's reference to the same in the object store. None: not connected, or told so."""
@@ -99,16 +99,15 @@ class ActorFleet(Fleet):
             if self._payload is not None:
                 return
             refuse_start()
-            layout, memory, self.definitions = self._pack()
+            packed, self.definitions = pack_payload(self.spec, self.spec.modules)
             self._connection.open()
             try:
                 with self._connection.held() as is_open:
                     if not is_open:
                         raise LoaderClosed(_DISCONNECTED)
-                    self._content = layout, memory
+                    self._content = packed
                     directory = None if "working_dir" in (self._wanted.runtime_env or {}) else working_directory()
-                    payload = Payload(layout.pack(), memory, import_path(), directory)
-                    self._payload = self._connection.ray.put(payload)
+                    self._payload = self._connection.ray.put(ActorPayload(packed, import_path(), directory))
                     self._actor_class = self._make_class()
                 self._began_s = time.monotonic()
                 for worker_id in range(self.options.num_local, self.options.num_workers):
@@ -117,9 +116,6 @@ class ActorFleet(Fleet):
                 if not self.is_open:  # it was closed meanwhile, maybe before there was a connection
                     self._disconnect()
                 raise
-
-    def _pack(self) -> Any:
-        return pack_payload(self.spec, Environment.of_this_process(self.spec.modules))
 
     def _make_class(self) -> Any:
         wanted = self._wanted
@@ -146,8 +142,7 @@ class ActorFleet(Fleet):
         """Return whether another start would build the same."""
         if self._content is None or not self._connection.is_open:
             return False
-        layout, memory, _ = self._pack()
-        return bool(layout == self._content[0] and (memory == self._content[1]).all())
+        return self._content.is_same(pack_payload(self.spec, self.spec.modules)[0])
 
     def _start(self, worker_id: int) -> None:
         """Have Ray start an actor with this id, which builds the dataset."""
