@@ -10,14 +10,11 @@ loop's wait ends with an error, or the worker is given up: another one takes its
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from swift_loader.errors import WorkerStalled
@@ -26,6 +23,7 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Event, Send, Stall
 from swift_loader.threads import Answer, LoaderThread
+from swift_loader.worker.process import stack_of
 
 # Events of the workers, on their way to whoever leads.
 #
@@ -120,9 +118,6 @@ class Mailbox:
 
 JOIN_LIMIT_S = 1.5
 """How long `close` waits for the workers, which finish their tasks. Those that hang are left alone."""
-
-_OURS = (str(Path(__file__).parents[1]), threading.__file__)
-"""The frames below the user's code are in these files."""
 
 
 class CrewWorker:
@@ -220,12 +215,7 @@ class WorkerThread(CrewWorker):
 
     def stack(self) -> str:
         """Return the thread's Python stack; empty if it has ended."""
-        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - the documented way
-        if frame is None:
-            return ""
-        entries = traceback.extract_stack(frame)
-        begin = next((number for number, entry in enumerate(entries) if not entry.filename.startswith(_OURS)), 0)
-        return "".join(traceback.format_list(entries[begin:])).rstrip("\n")
+        return stack_of(self._thread.ident or 0)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.worker_id}{'' if self._thread.is_alive() else ' ended'}>"

@@ -226,16 +226,6 @@ def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
     thing.__dict__.update(attributes)
 
 
-def set_variable(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Set a global variable, unless this process has set it already."""
-    namespace.setdefault(name, value)
-
-
-def replace_variable(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Set a global variable, whatever it holds: it may hold a stand-in for this value."""
-    namespace[name] = value
-
-
 def fill_cell(cell: CellType, value: Any) -> None:
     """Set the value of a closure's cell."""
     cell.cell_contents = value

@@ -135,7 +135,7 @@ def _stand_in(setting: _Setting) -> _Setting | None:
     empty: Any = kind() if kind in _CONTAINERS else defaultdict(value.default_factory) if kind is defaultdict else None
     stand_in = _Setting(setting.call, setting.args, empty)
     if isinstance(target, _Space):
-        setting.call = by_value.replace_variable
+        setting.call = dict.__setitem__  # whatever the variable holds: it may hold the stand-in
     return stand_in
 
 
@@ -325,7 +325,7 @@ class Walk:
         if setting is None:
             args = (space, name)
             value = variables[name]
-            space.asked[name] = self._set(owner, by_value.set_variable, args, value, where, required=bool(where))
+            space.asked[name] = self._set(owner, dict.setdefault, args, value, where, required=bool(where))
             return
         self._needs[id(owner)].append(setting)
         if where and setting.why_missing:

@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,8 +36,7 @@ from swift_loader.transport.payload import Payload
 from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, PrivateSlots
 from swift_loader.worker.build import ThreadUsage
 from swift_loader.worker.loop import TaskLoop, start_fresh
-
-_OURS = str(Path(__file__).parent)
+from swift_loader.worker.process import stack_of
 
 
 class Answer(NamedTuple):
@@ -157,11 +155,7 @@ class BatchActor:
 
     def stacks(self) -> str:
         """Return the Python stack of the thread that builds, from the user's code on. Empty if it builds nothing."""
-        frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - documented
-        entries = traceback.extract_stack(frame) if frame is not None else []
-        begin = next((number for number, entry in enumerate(entries) if entry.filename == __file__), len(entries))
-        users = [entry for entry in entries[begin:] if not entry.filename.startswith(_OURS)]
-        return "".join(traceback.format_list(users)).rstrip("\n")
+        return stack_of(self._thread_id)
 
     # The thread that waits
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
@@ -38,7 +37,7 @@ from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, Segm
 from swift_loader.worker.build import ProcessUsage
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import AnnouncedSlots, TaskLoop, start_fresh
-from swift_loader.worker.process import lead_group, run_and_exit
+from swift_loader.worker.process import lead_group, reset_signals, run_and_exit
 
 
 class Request(Enum):
@@ -60,7 +59,7 @@ _OURS = str(Path(__file__).parent)
 
 def main() -> NoReturn:
     """Run a worker in a new interpreter; `sys.argv` is (-c, tasks, requests, names, serial, *import path)."""
-    _reset_signals()
+    reset_signals()
     faulthandler.enable(all_threads=False)
     if sys.platform != "win32":
         lead_group()
@@ -68,16 +67,6 @@ def main() -> NoReturn:
     channel, serial = PipeChannel(tasks), int(sys.argv[4])
     slots = _NamedSlots(channel, SegmentNames(sys.argv[3]))
     run_and_exit(partial(_be_worker, _Link(channel, PipeChannel(requests), slots), serial))
-
-
-def _reset_signals() -> None:
-    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may print, although it isn't in the terminal's foreground
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _be_worker(link: _Link, serial: int) -> int:

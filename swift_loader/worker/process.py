@@ -19,11 +19,13 @@ import struct
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -73,6 +75,16 @@ def finish_multiprocessing() -> None:
 
 def _util() -> ModuleType | None:
     return sys.modules.get("multiprocessing.util")
+
+
+def reset_signals() -> None:
+    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may print, although it isn't in the terminal's foreground
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 _PR_SET_PDEATHSIG = 1
@@ -357,6 +369,18 @@ class StackDumper:
             if self._stop in readable or not os.read(self._asked, 1):
                 return
             faulthandler.dump_traceback(file=self._traces)
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def stack_of(thread: int) -> str:
+    """Return the Python stack of one of this process's threads, from the user's code on; empty if it is in none."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way
+    entries = iter([] if frame is None else traceback.extract_stack(frame))
+    below = dropwhile(lambda entry: not entry.filename.startswith(_PACKAGE), entries)
+    users = dropwhile(lambda entry: entry.filename.startswith(_PACKAGE), below)
+    return "".join(traceback.format_list(list(users))).rstrip("\n")
 
 
 def _take_pipe(descriptor: int) -> int:

@@ -26,12 +26,10 @@ from swift_loader.transport.messages import Blank, Frame, Refused, Warmed
 from swift_loader.worker.process import (
     ForkHazards,
     StackDumper,
-    die_with_parent,
     importing,
-    lead_group,
     run_and_exit,
 )
-from swift_loader.worker.template import ForkServer, be_template, open_standard_streams, reset_signals
+from swift_loader.worker.template import ForkServer, be_template, set_up
 from swift_loader.worker.torch_worker import set_num_threads
 
 # Tells whether the source of an imported module has changed, as in a notebook that reloads modules as they are edited.
@@ -73,13 +71,8 @@ _INSTALLED = tuple({os.path.dirname(os.__file__), *(os.path.join(sys.prefix, nam
 
 
 def main() -> NoReturn:
-    """Run a root in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, unused, *import path)."""
-    reset_signals()
-    channel, trainer_pid = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(trainer_pid)
-    lead_group()
-    open_standard_streams()
-    os.set_inheritable(channel, False)
+    """Run a root in a new interpreter."""
+    channel, _ = set_up()
     run_and_exit(partial(_be_root, Channel.from_descriptor(channel)))
 
 

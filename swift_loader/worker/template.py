@@ -48,6 +48,7 @@ from swift_loader.worker.process import (
     flush_streams,
     lead_group,
     reset_multiprocessing,
+    reset_signals,
     run_and_exit,
 )
 from swift_loader.worker.spec import StartMethod
@@ -258,7 +259,16 @@ class FallbackTemplate:
 
 
 def main() -> NoReturn:
-    """Run a template in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, traces, *import path)."""
+    """Run a template in a new interpreter."""
+    channel, traces = set_up()
+    run_and_exit(partial(be_template, Channel.from_descriptor(channel), StackDumper(traces)))
+
+
+def set_up() -> tuple[int, int]:
+    """Get a new interpreter ready; `sys.argv` is (-c, channel, trainer's pid, traces, *import path).
+
+    Returns the descriptors of the channel and for traces.
+    """
     reset_signals()
     channel, trainer_pid, traces = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(trainer_pid)
@@ -266,17 +276,7 @@ def main() -> NoReturn:
     open_standard_streams()
     for descriptor in (channel, traces):
         os.set_inheritable(descriptor, False)
-    run_and_exit(partial(be_template, Channel.from_descriptor(channel), StackDumper(traces)))
-
-
-def reset_signals() -> None:
-    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The process may print, although it isn't in the terminal's foreground group.
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return channel, traces
 
 
 def open_standard_streams() -> None:

@@ -41,10 +41,11 @@ from swift_loader.worker.process import (
     flush_streams,
     lead_group,
     reset_multiprocessing,
+    reset_signals,
     run_and_exit,
 )
 from swift_loader.worker.spec import WorkerSpec
-from swift_loader.worker.template import build_and_serve, reset_signals
+from swift_loader.worker.template import build_and_serve
 
 # A child process of the trainer: what `subprocess.Popen` offers, and the same for a fork of the trainer.
 
