@@ -17,14 +17,14 @@ import contextlib
 import os
 import subprocess
 import threading
+from dataclasses import replace
 from functools import partial
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.executors.fleet import or_killed, stop_processes
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread
-from swift_loader.executors.process.template import ServerProcess
+from swift_loader.executors.process.template import ServerLaunch, ServerProcess
 from swift_loader.threads import Answer
 from swift_loader.transport.channel import Channel, explaining_limits
 from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Frame, Kind, Refused, Warmed
@@ -193,7 +193,7 @@ class Root(LoopThread):
     def _start(self) -> None:
         try:
             with explaining_limits():
-                self._process = process = ServerProcess(self._launch.start_root)
+                self._process = process = ServerProcess(replace(self._launch, program="root"))
         except (OSError, SwiftLoaderError) as error:
             self._refuse(RootRefused(f"it can't be started: {error}"))
             self.end()

@@ -15,10 +15,9 @@ from queue import SimpleQueue
 from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.process.diagnostics import Diagnostics
-from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.root import ROOTS, BlankTemplate, RootRefused
-from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
+from swift_loader.executors.process.template import ServerLaunch, TemplateProcess, WorkerProcess
 from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
 from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
@@ -27,90 +26,14 @@ from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Payload, PayloadLayout, modules_of, pack_payload, write_payload
 from swift_loader.worker.spec import StartMethod
 
-# How the templates of one loader start: as forks of the root, which are quick, because the root has imported what the
-# dataset needs; without a root, as interpreters. All get the same environment, recorded when the loader starts.
+# Templates start as forks of the root, which are quick, because the root has imported what the dataset needs; without a
+# root, as interpreters. All get the same environment, recorded when the loader starts.
 
 _MAX_ROOTS = 2
 """How many are tried. The second one starts if the source of a module has changed since the first one imported it."""
 
 _IMPORT_LIMIT_S = 60.0
 """How long a root may take for its imports. Then the loader starts its own interpreter, which may take any time."""
-
-
-class TemplateStarts:
-    """Starts interpreters and asks for forks of the root, in one recorded environment."""
-
-    def __init__(self, launch: ServerLaunch, modules: tuple[str, ...], start_method: StartMethod) -> None:
-        """`launch` is closed with this object. `modules`: what a template will import, as far as it is known yet.
-
-        `start_method`: `SPAWN` never uses the root.
-        """
-        self._launch = launch
-        self._modules = modules
-        self._uses_root = start_method is StartMethod.TEMPLATE
-        self._ahead: BlankTemplate | None = None
-        """A fork that was asked for while the payload was written."""
-
-    def ask_ahead(self) -> None:
-        """Ask the root for the first template, if it is likely to have what is needed."""
-        if self._uses_root:
-            self._ahead = ROOTS.fork_ahead(self._launch, self._modules)
-
-    def need(self, modules: tuple[str, ...]) -> None:
-        """Note what templates will import besides. Called before `next`, if at all."""
-        self._modules = tuple(dict.fromkeys((*self._modules, *modules)))
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptor that it owns."""
-        return [self._launch.directory]
-
-    def is_current(self) -> bool:
-        """Return whether this process still has the recorded environment."""
-        return self._launch.is_current()
-
-    def close(self) -> None:
-        """Close the descriptor, and let a fork exit that wasn't used."""
-        if self._ahead is not None:
-            self._ahead.close()
-        self._launch.close()
-
-    def next(self, thread: LoopThread, *, is_first: bool) -> tuple[Start, BlankTemplate | None]:
-        """Return what starts the next template, and the fork of the root that it is, if it is one. Starter's thread.
-
-        `thread` goes on with its work meanwhile. `is_first`: it is the loader's first one. Later ones use the root only
-        if that has their environment. Raises `Stopped` if the thread is being stopped.
-        """
-        blank = self._fork_root(thread, is_first=is_first) if self._uses_root else None
-        return (self._launch.start, None) if blank is None else (blank.start, blank)
-
-    def _fork_root(self, thread: LoopThread, *, is_first: bool) -> BlankTemplate | None:
-        """Return a fork of the root. None if there is no root for this loader."""
-        for _ in range(_MAX_ROOTS):
-            blank = self._take_ahead(frozenset(self._modules))
-            blank = blank or ROOTS.fork(self._launch, self._modules, may_start=is_first)
-            if blank is None:
-                return None
-            blank.waiter, forked = thread, blank.forked  # in this order: the answer wakes the thread, or is there
-            try:
-                if any(forked.is_given for _ in thread.rounds(_IMPORT_LIMIT_S)):
-                    forked.result()
-                    return blank
-                blank.close()
-                ROOTS.give_up(self._modules)
-            except RootRefused:
-                continue
-            except BaseException:
-                blank.close()
-                raise
-        return None
-
-    def _take_ahead(self, needed: frozenset[str]) -> BlankTemplate | None:
-        """Return the fork that was asked for ahead, if it has these modules. Else let it exit."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and not needed.issubset(ahead.modules):
-            ahead.close()
-            return None
-        return ahead
 
 
 ANSWER_LIMIT_S = 30.0
@@ -154,8 +77,12 @@ class Starter(LoopThread):
         self._fleet = fleet
         self._payload: tuple[PayloadLayout, int] | None = None
         """The payload and its descriptor, kept so that each later template gets the same."""
-        self._starts: TemplateStarts | None = None
-        """Starts interpreters, or forks of the root."""
+        self._launch: ServerLaunch | None = None
+        """Starts interpreters in the recorded environment, which forks of the root have, too."""
+        self._modules = fleet.spec.modules
+        """What a template will import, as far as it is known yet."""
+        self._ahead: BlankTemplate | None = None
+        """A fork of the root that was asked for while the payload was written."""
         self._fork: TrainerFork | None = None
         """Forks the trainer instead."""
         self._watch_of_forks = ForkWatch()
@@ -176,8 +103,8 @@ class Starter(LoopThread):
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of the templates; some may be -1."""
         payload = [] if self._payload is None else [self._payload[1]]
-        starts = [] if self._starts is None else self._starts.descriptors()
-        return [*super().descriptors(), *payload, *starts]
+        directory = [] if self._launch is None else [self._launch.directory]
+        return [*super().descriptors(), *payload, *directory]
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
@@ -192,26 +119,31 @@ class Starter(LoopThread):
             self._fork = TrainerFork(spec)
             fleet.definitions = self._fork.definitions
             try:
-                self._begin(self._fork.start)
+                self._begin(self._fork)
             except BaseException as error:
                 self._fork.end()
                 if isinstance(error, Stopped):
                     raise LoaderClosed("the loader was closed; make a new one") from None
                 raise
             return
-        starts, descriptor = TemplateStarts(ServerLaunch(), spec.modules, self._start_method), -1
+        launch, descriptor = ServerLaunch(), -1
         try:
-            starts.ask_ahead()
+            if self._start_method is StartMethod.TEMPLATE:
+                self._ahead = ROOTS.fork_ahead(launch, self._modules)
             layout, descriptor, fleet.definitions = write_payload(spec, spec.modules)
-            starts.need(modules_of(layout, descriptor))
+            self._modules = tuple(dict.fromkeys((*self._modules, *modules_of(layout, descriptor))))
             with self.lock:
                 if not self.is_open:
                     raise LoaderClosed("the loader was closed; make a new one")
-                self._payload, self._starts = (layout, descriptor), starts
+                self._payload, self._launch = (layout, descriptor), launch
         except BaseException:
+            if self._launch is launch:  # interrupted behind it: `close` closes them
+                raise
             if descriptor >= 0:
                 os.close(descriptor)
-            starts.close()
+            launch.close()
+            if self._ahead is not None:
+                self._ahead.close()
             raise
 
     @property
@@ -229,7 +161,7 @@ class Starter(LoopThread):
 
         Always false for a fork of the trainer: nothing tells whether what can't be serialised has changed.
         """
-        if self._starts is None or self._payload is None or not self._starts.is_current():
+        if self._launch is None or self._payload is None or not self._launch.is_current():
             return False
         spec, (layout, descriptor) = self._fleet.spec, self._payload
         now, _ = pack_payload(spec, spec.modules)
@@ -248,11 +180,13 @@ class Starter(LoopThread):
         for template in self.templates:
             template.close()
         payload, self._payload = self._payload, None  # before it is closed, see `Holder`
-        starts, self._starts = self._starts, None
+        launch, self._launch = self._launch, None
         if payload is not None:
             os.close(payload[1])
-        if starts is not None:
-            starts.close()
+        if launch is not None:
+            launch.close()
+        if self._ahead is not None:
+            self._ahead.close()
         del self._fleet  # the fleet refers to this object: a cycle would keep the dataset until the collector runs
 
     # Templates --------------------------------------------------------------------------------------------------------
@@ -287,11 +221,11 @@ class Starter(LoopThread):
 
     def _add(self) -> TemplateProcess:
         """Start a template, and let it build the dataset."""
-        assert self._starts is not None
+        assert self._launch is not None
         assert self._payload is not None
-        start, blank = self._starts.next(self, is_first=self.first is None)
+        blank = self._fork_root(self._launch) if self._start_method is StartMethod.TEMPLATE else None
         try:
-            template = self._begin(start)
+            template = self._begin(blank or self._launch)
         finally:
             if blank is not None:
                 blank.close()  # it has started, or isn't wanted any more
@@ -299,6 +233,33 @@ class Starter(LoopThread):
         layout, descriptor = self._payload
         template.send(layout.pack(), descriptor)
         return template
+
+    def _fork_root(self, launch: ServerLaunch) -> BlankTemplate | None:
+        """Return a fork of the root. None if there is no root for this loader.
+
+        Only the loader's first template may start one: the root must have the environment of the later ones.
+        """
+        for _ in range(_MAX_ROOTS):
+            blank, self._ahead = self._ahead, None
+            if blank is not None and not frozenset(self._modules).issubset(blank.modules):
+                blank.close()
+                blank = None
+            blank = blank or ROOTS.fork(launch, self._modules, may_start=self.first is None)
+            if blank is None:
+                return None
+            blank.waiter, forked = self, blank.forked  # in this order: the answer wakes this thread, or is there
+            try:
+                if any(forked.is_given for _ in self.rounds(_IMPORT_LIMIT_S)):
+                    forked.result()
+                    return blank
+                blank.close()
+                ROOTS.give_up(self._modules)
+            except RootRefused:
+                continue
+            except BaseException:
+                blank.close()
+                raise
+        return None
 
     def _begin(self, start: Start) -> TemplateProcess:
         """Start a template. Any thread."""

@@ -5,24 +5,132 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.executors.environment import SET_BY_LIBRARIES, Launch
 from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.trainer_fork import Start
 from swift_loader.interrupts import blocked
 from swift_loader.threads import explaining_starts
-from swift_loader.transport.channel import Channel, duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
+from swift_loader.transport.channel import (
+    Channel,
+    avoid_std_streams,
+    duplicate,
+    explaining_limits,
+    new_eventfd,
+    open_pidfd,
+    out_of_descriptors_error,
+)
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Frame, Kind, unpack_frame
 from swift_loader.transport.segments import Segment, read_word
 from swift_loader.worker.process import end_group
+
+# Starts the interpreters of a loader's templates, and of roots, in one recorded environment.
+
+_PROGRAM = (
+    "import posix, sys; posix.fchdir(int(sys.argv[4])); posix.close(int(sys.argv[4])); sys.path[:] = sys.argv[5:]; "
+    "from swift_loader.worker.{} import main; main()"
+)
+"""Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
+
+
+_LIMITS = (
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_AS,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_STACK,
+    resource.RLIMIT_CORE,
+)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _umask() -> int:
+    """Return the umask; -1 if /proc isn't mounted. `os.umask` would change it for a moment."""
+    with suppress(FileNotFoundError), explaining_limits(), open("/proc/self/status", encoding="utf-8") as lines:
+        return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), -1)
+    return -1
+
+
+def _open_directory() -> int:
+    with explaining_limits():
+        return avoid_std_streams(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLaunch(Launch):
+    """Starts templates and roots. Owns a descriptor until `close`."""
+
+    umask: int = field(default_factory=_umask)
+    """-1 if it is unknown. Then the trainer's umask at that time applies."""
+    directory: int = field(default_factory=_open_directory)  # last of what can fail, because it leaves it open
+    """The working directory, as a descriptor because the directory may be renamed or deleted."""
+
+    program: str = "template"
+    """Or "root"."""
+
+    def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Start an interpreter, which gets copies of the descriptors. A root owns nothing but channel and stderr."""
+        traces = channel if self.program == "root" else traces
+        numbers = [str(number) for number in (channel, os.getpid(), traces, self.directory)]
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [*self.command, "-c", _PROGRAM.format(self.program), *numbers, *self.path],
+            stdin=subprocess.DEVNULL,
+            stdout=None if self.has_stdout else subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=[channel, traces, self.directory],
+            env=self.environ,
+            umask=self.umask,
+        )
+
+    def conditions(self) -> tuple[object, ...]:
+        """Return what an interpreter that was started now would have from then on.
+
+        Two interpreters with equal conditions are interchangeable.
+        """
+        return (
+            self.command,
+            {name: value for name, value in self.environ.items() if name not in SET_BY_LIBRARIES},
+            self.path,
+            self.umask,
+            _identity(self.directory),
+            _identity(1) if self.has_stdout else None,
+            os.sched_getaffinity(0),
+            [resource.getrlimit(number) for number in _LIMITS],
+        )
+
+    def is_current(self) -> bool:
+        """Return whether this process still has the recorded environment, apart from variables that libraries set."""
+        try:
+            is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
+        except OSError:
+            return False
+        return is_same_directory and Launch.is_current(self)
+
+    def copy(self) -> ServerLaunch:
+        """Return the same, with a descriptor of its own."""
+        return replace(self, directory=duplicate(self.directory))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.directory)
+
 
 # The trainer's handle on a process that serves as a worker, whichever template it comes from.
 
@@ -47,7 +155,7 @@ class PidfdProcess:
 
     def wait_end(self, limit_s: float | None) -> bool:
         """Wait until the process has ended. Return False if that takes longer."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
+        with suppress(ProcessLookupError):  # it has ended since
             if not self.has_ended:
                 try:
                     pidfd = open_pidfd(self.pid)  # `self.pidfd` may be closed meanwhile
@@ -69,7 +177,7 @@ class PidfdProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the process has ended."""
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)  # it can't hit another process with the same number
 
@@ -160,7 +268,7 @@ class ServerProcess(PidfdProcess):
         try:
             # A Ctrl-C before the process ignores SIGINT would print a traceback: it starts with the signal blocked.
             with blocked({signal.SIGINT}), FORKS.starting, explaining_starts("a process"):
-                self._process = start(theirs.fileno(), traces, stderr)
+                self._process = start.start(theirs.fileno(), traces, stderr)
             self.pid = self._process.pid
             try:
                 self.pidfd = open_pidfd(self.pid)

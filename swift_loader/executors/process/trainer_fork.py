@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -68,8 +68,11 @@ class ChildProcess(Protocol):
         """
 
 
-Start = Callable[[int, int, int], ChildProcess]
-"""Starts a template, which gets copies of three descriptors: of the channel, for traces, and for stderr."""
+class Start(Protocol):
+    """Starts a process that serves."""
+
+    def start(self, channel: int, traces: int, stderr: int) -> ChildProcess:
+        """Start it. It gets copies of the descriptors."""
 
 
 class ForkedChild:
