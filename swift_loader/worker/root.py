@@ -98,7 +98,8 @@ class _Root(ForkServer):
             self._channel.send(Refused(request.serial, is_stale, reason).pack())
             return False
         if channels:
-            self._fork(request.serial, partial(_await_descriptors, channels[0]), attaches_pidfd=False)
+            if self._fork(request.serial):
+                run_and_exit(partial(_await_descriptors, channels[0]))
         else:
             self._channel.send(Warmed(request.serial).pack())
         for channel in channels:

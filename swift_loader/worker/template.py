@@ -25,11 +25,10 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from swift_loader.errors import ProtocolError
 from swift_loader.threads import explaining_starts
@@ -57,6 +56,9 @@ from swift_loader.worker.torch_worker import set_num_threads
 
 class ForkServer:
     """Forks children on request, reaps them, and reports how they ended: what templates and roots have in common."""
+
+    forks_workers = False
+    """Whether the children are workers, whose pidfds the trainer gets. The failpoints are for these."""
 
     def __init__(self, channel: Channel, trainer: int = -1) -> None:
         """Serve the trainer over a channel. `trainer`: its pidfd; its end is the end.
@@ -103,8 +105,8 @@ class ForkServer:
         self._strays[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
 
-    def _fork(self, serial: int, run: Callable[[], int], *, attaches_pidfd: bool) -> None:
-        """Fork a child that runs, exits with the code that is returned, and dies with this process."""
+    def _fork(self, serial: int) -> bool:
+        """Fork a child that dies with this process. Return whether this is the child."""
         parent = os.getpid()
         flush_streams()  # else each fork would print the buffers' content once more
         with explaining_starts("a worker"):
@@ -113,13 +115,15 @@ class ForkServer:
             die_with_parent(parent)
             lead_group()
             self._drop_descriptors()
-            run_and_exit(run)
+            return True
         pidfd = os.pidfd_open(pid)
-        self._note_forked()
+        if self.forks_workers:
+            failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (serial, pid)
         self._poll.register(pidfd, select.POLLIN)
         with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
-            self._channel.send(Forked(serial, pid).pack(), [pidfd] if attaches_pidfd else [])
+            self._channel.send(Forked(serial, pid).pack(), [pidfd] if self.forks_workers else [])
+        return False
 
     def _drop_descriptors(self) -> None:
         """Close the server's own descriptors. Those that modules opened stay open, because they may be in use."""
@@ -134,28 +138,107 @@ class ForkServer:
         end_group(pid)
         _, status = os.waitpid(pid, 0)
         if serial is not None:
-            self._note_reaped()
+            if self.forks_workers:
+                failpoint(Failpoint.TEMPLATE_REAPED)
             with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
                 self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
 
-    def _note_forked(self) -> None:
-        """A child was forked, and the trainer doesn't know."""
 
-    def _note_reaped(self) -> None:
-        """A child was reaped, and the trainer doesn't know."""
+class Template(ForkServer):
+    """A process that builds the dataset, and forks workers."""
 
+    forks_workers = True
 
-class WorkerServer(ForkServer):
-    """A template, once the dataset is built: its children are workers."""
-
-    def __init__(
-        self, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int
-    ) -> None:
+    def __init__(self, channel: Channel, builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int = -1) -> None:
+        """Build nothing yet. `trainer`: see `ForkServer`."""
         super().__init__(channel, trainer)
-        self._dataset_builder = dataset_builder
+        self._builder = builder
         self._stack_dumper = stack_dumper
-        if dataset_builder.slow_fork:
-            self.adopt(dataset_builder.slow_fork)
+
+    # Building the dataset ---------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Build the dataset and serve the trainer until it hangs up; return the exit code."""
+        streams = ForkHazards.of_streams()
+        self._stack_dumper.start()
+        failpoint(Failpoint.TEMPLATE_SET_UP)
+        if not self._tries(self._builder.read):
+            return 0
+        options = self._builder.spec.options
+        if options.start_method is not StartMethod.FORK or options.dataset is None:
+            return self._build(streams)
+        if not self._tries(self._builder.build):  # with the trainer's own dataset, shared whatever it holds
+            return 0
+        return self._report("")
+
+    def _tries(self, step: Any) -> bool:
+        """Take a step. Return False if the user's code raised, which the trainer is told."""
+        try:
+            step()
+        except Exception as error:
+            self._channel.send(describe_failure(error, FailureStage.BUILD, self._builder.definitions).pack())
+            return False
+        return True
+
+    def _build(self, streams: ForkHazards) -> int:
+        """Build the dataset, report whether it can be shared, and serve or let the fallback serve."""
+        builder, dumper, options = self._builder, self._stack_dumper, self._builder.spec.options
+        imported = ForkHazards.settled([self._channel.fileno(), *dumper.descriptors], dumper.thread_ids)
+        unforkable = _why_unforkable(options.start_method, imported, streams)
+        fallback = None
+        may_open_files = options.dataset is None or options.dataset_per_worker  # an instance exists already
+        if may_open_files and not unforkable:
+            dumper.stop()  # the process must have a single thread when it is forked
+            fallback = FallbackTemplate.fork()
+            if fallback is None:
+                return self._serve()
+            dumper.start()
+        if not self._tries(builder.build):
+            if fallback is not None:
+                fallback.release()
+            return 0
+        own = [self._channel.fileno(), *dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
+        built = ForkHazards.settled(own, dumper.thread_ids)
+        if options.start_method is StartMethod.FORK:
+            built = replace(built, threads=imported.threads)  # as with any fork of the trainer, threads stay behind
+        reason = unforkable or built.beyond(imported, "building it")
+        reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
+        if fallback is not None and reason and not built.threads:
+            dumper.stop()
+            failpoint(Failpoint.TEMPLATE_BUILT)
+            self._channel.send(Built(builder.report_length(), forkable=True, reason=reason).pack())
+            builder.drop()
+            gc.collect()
+            self._channel.close()
+            return _follow(fallback.take_over())
+        if fallback is not None:
+            fallback.release()  # the dataset is shared; or it left threads, which would run on here if it served
+        return self._report(reason)
+
+    def _report(self, reason: str) -> int:
+        """Report the dataset, and serve. `reason`: why it can't be shared; empty if it is."""
+        builder = self._builder
+        self._stack_dumper.stop()
+        failpoint(Failpoint.TEMPLATE_BUILT)
+        builder.is_shared = not reason
+        report = builder.report_length() if reason else builder.report()
+        self._channel.send(Built(report, forkable=not reason, reason=reason).pack())
+        return self._serve()
+
+    def _serve(self) -> int:
+        """Start workers on request until the trainer closes the channel."""
+        set_num_threads(1)
+        if (options := self._builder.spec.options).torch is None or options.start_method is not StartMethod.SPAWN:
+            gc.collect()  # 0.1 s with torch. A worker of torch's that is never forked has only imported, and unpickled
+        gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
+        with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
+            if self._builder.slow_fork:
+                self.adopt(self._builder.slow_fork)
+            self.serve()
+        failpoint(Failpoint.TEMPLATE_STOP)
+        return 0
+
+    # Serving ----------------------------------------------------------------------------------------------------------
 
     def _take(self, frame: Frame, descriptors: list[int]) -> bool:
         if frame.kind is not Kind.FORK or not descriptors:
@@ -167,14 +250,11 @@ class WorkerServer(ForkServer):
             self._drop_descriptors()
             run_and_exit(partial(self._be_worker, request.worker, channel, self._stack_dumper))
         stderr, traces = descriptors[1:]
-
-        def run() -> int:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            return self._be_worker(request.worker, channel, StackDumper(traces))
-
         try:
-            self._fork(request.worker, run, attaches_pidfd=True)
+            if self._fork(request.worker):
+                os.dup2(stderr, 2)
+                os.close(stderr)
+                run_and_exit(partial(self._be_worker, request.worker, channel, StackDumper(traces)))
         finally:
             channel.close()  # only the worker may hold it, so that its death ends the stream
             os.close(stderr)
@@ -187,16 +267,10 @@ class WorkerServer(ForkServer):
         reset_multiprocessing()
         failpoint(Failpoint.WORKER_BOOT)
         stack_dumper.start()
-        self._dataset_builder.run_worker(worker, channel)
-        if self._dataset_builder.spec.options.start_method is StartMethod.FORK:
+        self._builder.run_worker(worker, channel)
+        if self._builder.spec.options.start_method is StartMethod.FORK:
             finish_multiprocessing()  # the trainer may read from a queue of the dataset's
         return 0
-
-    def _note_forked(self) -> None:
-        failpoint(Failpoint.TEMPLATE_FORKED)
-
-    def _note_reaped(self) -> None:
-        failpoint(Failpoint.TEMPLATE_REAPED)
 
 
 _GO, _END = b"1", b"0"
@@ -308,88 +382,7 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     payload = Payload.in_file(PayloadLayout.unpack(frame), received.descriptors[0])
     environment = payload.environment()
     sys.argv[:] = environment.argv
-    return build_and_serve(channel, DatasetBuilder(payload, environment), stack_dumper)
-
-
-def build_and_serve(
-    channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int = -1
-) -> int:
-    """Build the dataset and serve the trainer until it hangs up; return the exit code. `trainer`: see `ForkServer`."""
-    streams = ForkHazards.of_streams()
-    stack_dumper.start()
-    failpoint(Failpoint.TEMPLATE_SET_UP)
-    try:
-        dataset_builder.read()
-    except Exception as error:
-        channel.send(describe_failure(error, FailureStage.BUILD, dataset_builder.definitions).pack())
-        return 0
-    options = dataset_builder.spec.options
-    if options.start_method is StartMethod.FORK and options.dataset is not None:
-        return _share(channel, dataset_builder, stack_dumper, trainer)
-    return _build(channel, dataset_builder, stack_dumper, streams, trainer)
-
-
-def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int) -> int:
-    """Serve with the trainer's own dataset, which workers share whatever it holds; return the exit code."""
-    if not _try_to_build(channel, dataset_builder):
-        return 0
-    stack_dumper.stop()
-    failpoint(Failpoint.TEMPLATE_BUILT)
-    dataset_builder.is_shared = True
-    report = dataset_builder.report()
-    channel.send(Built(report, forkable=True, reason="").pack())
-    return _serve(channel, dataset_builder, stack_dumper, trainer)
-
-
-def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
-    """Build the dataset. Return False if the user's code raised, which the trainer is told."""
-    try:
-        dataset_builder.build()
-    except Exception as error:
-        channel.send(describe_failure(error, FailureStage.BUILD, dataset_builder.definitions).pack())
-        return False
-    return True
-
-
-def _build(
-    channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, streams: ForkHazards, trainer: int
-) -> int:
-    """Build the dataset, report whether it can be shared, and serve or let the fallback serve; return the exit code."""
-    imported = ForkHazards.settled([channel.fileno(), *stack_dumper.descriptors], stack_dumper.thread_ids)
-    options = dataset_builder.spec.options
-    unforkable = _why_unforkable(options.start_method, imported, streams)
-    fallback = None
-    may_open_files = options.dataset is None or options.dataset_per_worker  # an instance exists already
-    if may_open_files and not unforkable:
-        stack_dumper.stop()  # the process must have a single thread when it is forked
-        fallback = FallbackTemplate.fork()
-        if fallback is None:
-            return _serve(channel, dataset_builder, stack_dumper, trainer)
-        stack_dumper.start()
-    if not _try_to_build(channel, dataset_builder):
-        if fallback is not None:
-            fallback.release()
-        return 0
-    own = [channel.fileno(), *stack_dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
-    built = ForkHazards.settled(own, stack_dumper.thread_ids)
-    if options.start_method is StartMethod.FORK:
-        built = replace(built, threads=imported.threads)  # as with any fork of the trainer, threads stay behind
-    reason = unforkable or built.beyond(imported, "building it")
-    reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
-    stack_dumper.stop()
-    failpoint(Failpoint.TEMPLATE_BUILT)
-    dataset_builder.is_shared = not reason
-    if fallback is not None and reason and not built.threads:
-        channel.send(Built(dataset_builder.report_length(), forkable=True, reason=reason).pack())
-        dataset_builder.drop()
-        gc.collect()
-        channel.close()
-        return _follow(fallback.take_over())
-    if fallback is not None:
-        fallback.release()  # the dataset is shared; or it left threads, which would run on here if the fallback served
-    report = dataset_builder.report_length() if reason else dataset_builder.report()
-    channel.send(Built(report, forkable=not reason, reason=reason).pack())
-    return _serve(channel, dataset_builder, stack_dumper, trainer)
+    return Template(channel, DatasetBuilder(payload, environment), stack_dumper).run()
 
 
 def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:
@@ -397,18 +390,6 @@ def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: F
     if start_method is StartMethod.TEMPLATE:
         return imported.beyond(streams, "importing its modules")
     return "start_method='spawn'" if start_method is StartMethod.SPAWN else ""
-
-
-def _serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int) -> int:
-    """Start workers on request until the trainer closes the channel."""
-    set_num_threads(1)
-    if (options := dataset_builder.spec.options).torch is None or options.start_method is not StartMethod.SPAWN:
-        gc.collect()  # 0.1 s with torch. A worker of torch's that is never forked has only imported, and unpickled
-    gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
-    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
-        WorkerServer(channel, dataset_builder, stack_dumper, trainer).serve()
-    failpoint(Failpoint.TEMPLATE_STOP)
-    return 0
 
 
 def _follow(exit_code: int) -> int:

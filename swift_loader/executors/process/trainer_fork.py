@@ -45,7 +45,7 @@ from swift_loader.worker.process import (
     run_and_exit,
 )
 from swift_loader.worker.spec import WorkerSpec
-from swift_loader.worker.template import build_and_serve
+from swift_loader.worker.template import Template
 
 # A child process of the trainer: what `subprocess.Popen` offers, and the same for a fork of the trainer.
 
@@ -152,7 +152,7 @@ def be_forked_template(
 def _serve(channel: Channel, stack_dumper: StackDumper, dataset_builder: DatasetBuilder, trainer: int) -> int:
     failpoint(Failpoint.TEMPLATE_BOOT)
     try:
-        return build_and_serve(channel, dataset_builder, stack_dumper, trainer)
+        return Template(channel, dataset_builder, stack_dumper, trainer).run()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the trainer is gone
 
