@@ -29,27 +29,36 @@ ToDo = (
 """The actions that an executor carries out."""
 
 
-class Inbox(Protocol):
-    """A source of events. One thread at a time uses it."""
+class Inbox:
+    """A source of events. One thread at a time uses it. Subclasses wait, and some ring a bell that ends the wait."""
 
-    interrupt: Exception | None
-    """What a signal handler raised during `wait`, once the work that it interrupted was repeated. The caller raises it
-    after it has handled the events."""
-    is_taking_in: bool
-    """Whether events were taken out, but not handled yet. An exception of a signal handler may lose one then. The
-    caller resets it."""
+    def __init__(self) -> None:
+        self.interrupt: Exception | None = None
+        """What a signal handler raised during `wait`, once the work that it interrupted was repeated. The caller raises
+        it after it has handled the events."""
+        self.is_taking_in = False
+        """Whether events were taken out, but not handled yet. An exception of a signal handler may lose one then. The
+        caller resets it."""
+        self._is_woken = False
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what has happened. Blocks until something has, but no longer than `timeout_s`.
 
         Without a timeout, it returns an empty list only if somebody woke it.
         """
+        raise NotImplementedError
+
+    def ring(self) -> None:
+        """End the current `wait`, or the next one. Thread-safe. Does nothing once closed."""
 
     def wake(self) -> None:
         """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
+        self._is_woken = True
+        self.ring()
 
     def sleep(self) -> None:
         """Let `wait` block again."""
+        self._is_woken = False
 
 
 class Executor(Protocol):

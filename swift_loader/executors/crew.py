@@ -36,19 +36,17 @@ _MAX_WAIT_S = 1e6
 """A lock can't be waited for much longer. A caller that waits longer calls again."""
 
 
-class ThreadInbox:
+class ThreadInbox(Inbox):
     """One end of a mailbox. One thread at a time uses it."""
 
     def __init__(self, events: deque[Event]) -> None:
         """Return these events, in the order in which they were posted."""
-        self.interrupt: Exception | None = None
-        self.is_taking_in = False
+        super().__init__()
         self.num_moves = 0
         """How often `wait` has begun or ended to block: odd while it blocks. Other threads may read it."""
         self._events = events
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Rung for new events and by `wake`. It is apart from the events because an interrupt may lose a ring."""
-        self._is_woken = False
         self.first_block: Answer[None] = Answer()
         """Given once `wait` blocks for the first time. Other threads wait for it."""
 
@@ -63,7 +61,8 @@ class ThreadInbox:
         while not self._events and not self._is_woken:
             if not self._await_ring(limit_s):
                 break
-        self._silence()
+        while not self._bell.empty():
+            self._bell.get()  # an earlier ring: its events are in the deque, or were taken
         self.is_taking_in = bool(self._events)
         events: list[Event] = []
         while self._events:
@@ -82,20 +81,6 @@ class ThreadInbox:
         finally:
             self.num_moves = (self.num_moves + 2) & ~1  # even, wherever an interrupt came
         return True
-
-    def _silence(self) -> None:
-        """Forget earlier rings. Their events are in the deque, where `wait` looks next, or were taken."""
-        while not self._bell.empty():
-            self._bell.get()
-
-    def wake(self) -> None:
-        """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
-        self._is_woken = True
-        self.ring()
-
-    def sleep(self) -> None:
-        """Let `wait` block again."""
-        self._is_woken = False
 
 
 class Mailbox:

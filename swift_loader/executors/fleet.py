@@ -218,6 +218,10 @@ class Fleet(ABC):
         for inbox in self.inboxes[:2]:
             inbox.ring()
 
+    def note_news(self, serial: int) -> None:
+        """Take in that a worker without a pipe may have answered, or that a process has ended. Any thread."""
+        raise NotImplementedError
+
     def processes(self) -> Sequence[Any]:
         """Return the processes of the workers, by id; without those that are just being replaced. See `Handle`."""
         return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]

@@ -9,7 +9,6 @@ the loop is busy. So two inboxes know each worker, and only one of them is in us
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from typing import Any
 
@@ -37,39 +36,24 @@ class WorkerInbox(Inbox):
 
     def __init__(self, reader: MessageReader, posted: deque[Event | Handle]) -> None:
         """Begin without workers. `posted`: events from elsewhere. Whoever adds one rings."""
-        self.interrupt = None
-        self.is_taking_in = False
+        super().__init__()
         self.is_closed = False
         self.remote: Any = None
         """The `ActorFleet`, if some workers are actors. It is asked before each wait: nothing else tells of its end."""
         self._reader = reader
         self._posted = posted
-        self._is_woken = False
 
-    @abstractmethod
     def watch(self, worker: Handle) -> None:
         """Also listen to this worker. Any thread may call it, even while another one waits."""
+        raise NotImplementedError
 
-    @abstractmethod
     def forget(self, worker: Handle) -> None:
         """Stop listening to a worker. Call it before its channel is closed. Idempotent and thread-safe."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def ring(self) -> None:
-        """End the current `wait`, or the next one. Thread-safe. Does nothing once closed."""
-
-    @abstractmethod
     def close(self) -> None:
         """Close what is the inbox's own. Idempotent."""
-
-    def wake(self) -> None:
-        """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
-        self._is_woken = True
-        self.ring()
-
-    def sleep(self) -> None:
-        """Let `wait` block again."""
-        self._is_woken = False
+        raise NotImplementedError
 
     def _take_posted(self, events: list[Event]) -> None:
         while self._posted:

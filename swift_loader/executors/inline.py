@@ -168,7 +168,7 @@ _WORKER = 0
 """The serial number and the id of the only worker: the calling thread."""
 
 
-class InlineExecutor:
+class InlineExecutor(Inbox):
     """Builds batches in the thread that calls `wait`. It is its own inbox."""
 
     owner = None
@@ -185,6 +185,7 @@ class InlineExecutor:
     def __init__(
         self, spec: WorkerSpec, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
     ) -> None:
+        super().__init__()
         self._spec = spec
         self._metrics = metrics
         self._batch_decoder = batch_decoder
@@ -193,8 +194,6 @@ class InlineExecutor:
         """What `_build` builds with; None while it is closed."""
         self._events: list[Event] = []
         self._tasks: deque[Send] = deque()
-        self.interrupt: Exception | None = None
-        self.is_taking_in = False
 
     @property
     def inboxes(self) -> Sequence[Inbox]:
@@ -273,12 +272,6 @@ class InlineExecutor:
         self.is_taking_in = bool(self._events)
         events, self._events = self._events, []
         return events
-
-    def wake(self) -> None:
-        """Do nothing: `wait` doesn't block."""
-
-    def sleep(self) -> None:
-        """Do nothing: `wait` doesn't block."""
 
     def _build(self, builder: LocalBuilder, task: Send) -> list[Event]:
         with ordinary_tensors():

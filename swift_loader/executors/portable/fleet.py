@@ -117,10 +117,10 @@ class InterpreterFleet(Fleet):
             self.check_open()
             assert self._payload is not None
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
-            process = Interpreter(self._launch, self.num_started, self._payload, self._note_end, identity)
+            process = Interpreter(self._launch, self.num_started, self._payload, self, identity)
             self.add(self.make_handle(worker_id, process.channel, process))
 
-    def _note_end(self, serial: int) -> None:
+    def note_news(self, serial: int) -> None:
         """Tell the inboxes that a process has ended. A thread of its interpreter calls this."""
         worker = self.workers.get(serial)
         if worker is not None and self.is_running:

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from swift_loader.executors.environment import Launch, working_directory
 from swift_loader.executors.failures import StderrTail
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.interrupts import blocked
 from swift_loader.threads import Answer, LoaderThread, explaining_starts
@@ -95,12 +96,12 @@ class Interpreter:
         launch: InterpreterLaunch,
         serial: int,
         payload: Payload,
-        on_end: Callable[[int], None],
+        fleet: Fleet,
         identity: Identity | None = None,
     ) -> None:
         """Start it. A thread of this object sends `payload`, and `identity` behind it.
 
-        `on_end` is called with the serial number once the process has ended, on a thread of this object.
+        `fleet` is told once the process has ended, on a thread of this object.
         """
         self.serial = serial
         self.names = SegmentNames()
@@ -128,7 +129,7 @@ class Interpreter:
             their_tasks.close()
             their_requests.close()
         self._threads = [
-            LoaderThread(self._look_after, "waiter", payload, identity, on_end),
+            LoaderThread(self._look_after, "waiter", payload, identity, fleet),
             LoaderThread(self._forward_stderr, "stderr"),
         ]
         try:
@@ -142,7 +143,7 @@ class Interpreter:
 
     # Its threads ------------------------------------------------------------------------------------------------------
 
-    def _look_after(self, payload: Payload, identity: Identity | None, on_end: Callable[[int], None]) -> None:
+    def _look_after(self, payload: Payload, identity: Identity | None, fleet: Fleet) -> None:
         with suppress(OSError):  # it has ended, which the next line finds out
             self.channel.send(payload.layout.pack())
             self.channel.send_long(payload.memory)  # blocks until the worker has read most of it
@@ -156,7 +157,7 @@ class Interpreter:
         else:
             self.exit_code = exit_code
         self._ended.give(None)
-        on_end(self.serial)
+        fleet.note_news(self.serial)
 
     def _forward_stderr(self) -> None:
         assert self._process.stderr is not None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -21,6 +21,7 @@ from typing import Any
 
 from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
 from swift_loader.executors.base import Inbox
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.connection import Connection
@@ -57,10 +58,10 @@ class Actor:
     The thread that acts sends; the one that leads takes answers; any thread uses the rest.
     """
 
-    def __init__(self, connection: Connection, actor: Any, announce: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, actor: Any, fleet: Fleet, serial: int) -> None:
         """Ask the actor where it is. `actor`: Ray's handle.
 
-        `announce` is called when there may be something to take, and when the actor has a place, or never will. On any
+        `fleet` is told when there may be something to take, and when the actor has a place, or never will. On any
         thread.
         """
         self.began_s = time.monotonic()
@@ -69,7 +70,7 @@ class Actor:
         self._connection = connection
         self._actor = actor
         """None: closed."""
-        self._announce = announce
+        self._fleet, self._serial = fleet, serial
         self._error_of_call: type[BaseException] = connection.ray.exceptions.RayTaskError
         """An error of this type is the call's own, so the actor lives."""
         self._kept: list[bytes] = []
@@ -86,7 +87,7 @@ class Actor:
 
     def _future_of(self, ref: Any) -> Future[Any]:
         future: Future[Any] = ref.future()
-        future.add_done_callback(lambda _: self._announce())  # on a thread of Ray
+        future.add_done_callback(lambda _: self._fleet.note_news(self._serial))  # on a thread of Ray
         return future
 
     # As a channel -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled, warn
@@ -154,7 +153,7 @@ class ActorFleet(Fleet):
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             actor = self._actor_class.remote()
             try:
-                process = Actor(self._connection, actor, partial(self._announce, serial))
+                process = Actor(self._connection, actor, self, serial)
                 process.begin(actor.start.remote(self._payload, serial, identity))
                 memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
                 self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
@@ -163,9 +162,9 @@ class ActorFleet(Fleet):
                 raise
             if self.generation:
                 process.use_generation(self.generation)
-        self._announce(serial)  # an answer may have come before the worker was known
+        self.note_news(serial)  # an answer may have come before the worker was known
 
-    def _announce(self, serial: int) -> None:
+    def note_news(self, serial: int) -> None:
         """Have somebody look for answers of an actor. Any thread."""
         with self._announcing:
             worker = self.workers.get(serial)
