@@ -126,8 +126,10 @@ class ThreadWorker(WorkerThread):
         except Exception as error:  # of building a dataset, or ours: those of samples are answers
             self.post([messages.ExecutorFailed(error)])
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
+            explainer = self._executor.explainer
+            at_work = "" if task is None else f", at {explainer.describe(task.work)},"
             died = WorkerDied(
-                f"{self._executor.describe_end(self, task)} was ended by {error!r}, and a worker thread isn't "
+                f"{explainer.who(self)}{at_work} was ended by {error!r}, and a worker thread isn't "
                 f"replaced. The dataset's code ended it: look for sys.exit"
             )
             died.__cause__ = error
@@ -283,11 +285,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         if worker is None:
             return f"{explainer.no_worker(about)}, for {self._options.stall_warning_s:g} s now"
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{attached(traces=worker.stack())}"
-
-    def describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
-        """Return which worker it is, and at which task."""
-        at_work = "" if task is None else f", at {self.explainer.describe(task.work)},"
-        return f"{self.explainer.who(worker)}{at_work}"
 
     def close(self) -> list[Any]:
         """Wait for the threads to end, at most `JOIN_LIMIT_S`, and release the dataset. Idempotent."""

@@ -32,6 +32,9 @@ _QUIET_MS = 50
 
 _OURS = f'File "{Path(__file__).parents[2]}/worker/'.encode()
 
+_CODE = b'  File "<string>"'
+"""What was run with `-c`."""
+
 _DUMPER = f" in {StackDumper.write_when_asked.__name__}".encode()
 """Where the thread is that writes the stacks."""
 
@@ -167,16 +170,13 @@ def _of_the_user(lines: list[bytes]) -> list[bytes]:
         if line.startswith(_HEADS):
             threads.append([])
         threads[-1].append(line)
-    return [line for thread in threads if not _is_ours(thread) for line in thread if not _is_below(line)]
+    users = [line for thread in threads if not _is_ours(thread) for line in thread]
+    return [line for line in users if _OURS not in line and not line.startswith(_CODE)]
 
 
 def _is_ours(thread: list[bytes]) -> bool:
     """Return whether it is the thread that writes the stacks."""
     return any(_OURS in line and line.endswith(_DUMPER) for line in thread)
-
-
-def _is_below(line: bytes) -> bool:
-    return _OURS in line or line.startswith(b'  File "<string>"')
 
 
 def _state(pid: int) -> str:

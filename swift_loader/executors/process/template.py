@@ -316,7 +316,9 @@ class ServerProcess(PidfdProcess):
 
         Also ends the processes that were started in it.
         """
-        if self._process.returncode is None and self.has_ended:
+        if not self.wait_end(_EXIT_WAIT_S):
+            return None
+        if self._process.returncode is None:
             end_group(self.pid)
         try:
             exit_code = self._process.wait(_EXIT_WAIT_S)

@@ -13,9 +13,7 @@ import fcntl
 import gc
 import os
 import platform
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -62,9 +60,9 @@ class ChildProcess(Protocol):
         """The exit code, as from `os.waitstatus_to_exitcode`. None until `wait` has returned it."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code once the process has ended, and reap it.
+        """Return the exit code of a process that has ended, and reap it.
 
-        Raises `subprocess.TimeoutExpired` if that takes longer than `timeout` seconds.
+        Raises `subprocess.TimeoutExpired` if it isn't known within `timeout` seconds.
         """
 
 
@@ -82,10 +80,12 @@ class ForkedChild:
         self.pid = pid
         self.returncode: int | None = None
 
-    def wait(self, timeout: float | None = None) -> int:
-        """See `ChildProcess`."""
+    def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002
+        """See `ChildProcess`. It must have ended."""
         if self.returncode is None:
-            self.returncode = self._reap(timeout)
+            self.returncode = 0
+            with suppress(ChildProcessError):  # reaped at once, as the trainer ignores SIGCHLD, or by the user's code
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
     def end(self) -> None:
@@ -95,23 +95,6 @@ class ForkedChild:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 self.returncode = -signal.SIGKILL
-
-    def _reap(self, timeout: float | None) -> int:
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:  # it was reaped at once, because the trainer ignores SIGCHLD
-            return 0
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(None if timeout is None else timeout * 1000):
-                raise subprocess.TimeoutExpired("the fork", timeout or 0.0)
-            _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:  # as above, or the user's code has reaped it
-            return 0
-        finally:
-            os.close(pidfd)
-        return os.waitstatus_to_exitcode(status)
 
 
 # A template that is a fork of the trainer: it has the dataset already, whatever that holds.

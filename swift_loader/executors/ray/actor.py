@@ -155,11 +155,6 @@ class Actor:
         return self._where
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether it runs on another machine than this process."""
-        return (where := self.where) is not None and where.machine != _HERE
-
-    @property
     def is_placed(self) -> bool:
         """Whether Ray has placed it, or has given up."""
         return self._introduction is None or self._introduction.done()
@@ -287,7 +282,8 @@ class ActorHandle(Handle):
     def _in_our_time(self, message: bytes) -> memoryview:
         """Return a message in which a batch of another machine, which has another clock, ends when it is here."""
         frame = unpack_frame(memoryview(message))
-        if frame.kind is not Kind.BATCH or not self.process.is_elsewhere:
+        where: Location | None = self.process.where
+        if frame.kind is not Kind.BATCH or where is None or where.machine == _HERE:
             return memoryview(message)
         batch = Batch.unpack(frame)
         began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
