@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
-from swift_loader.executors.crew import CrewExecutor, CrewWorker, Mailbox, WorkerThread
+from swift_loader.executors.crew import CrewExecutor, CrewWorker, WorkerThread
 from swift_loader.executors.wording import attached
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
@@ -150,27 +150,20 @@ workers run it at the same time."""
 class CallThread(WorkerThread):
     """A thread that does one task at a time."""
 
-    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox, name: str, job: Job) -> None:
-        super().__init__(serial, worker_id, mailbox, f"{name}-{serial}")
-        self._job = job
-
     def serve(self) -> None:
         """Do the tasks until None comes."""
         self.post([Ready(self.serial, self.worker_id)])
         for task in iter(self.tasks.get, None):
-            self._job(task, self)
+            self.executor.job(task, self)
 
 
 class CallCoroutine(CrewWorker):
     """A coroutine for each task, one at a time."""
 
-    def __init__(
-        self, serial: int, worker_id: int, mailbox: Mailbox, loop: asyncio.AbstractEventLoop, job: Job
-    ) -> None:
+    def __init__(self, executor: Any, serial: int, worker_id: int) -> None:
         """Begin nothing. The loop runs in another thread; whoever has it waits for the coroutines."""
-        super().__init__(serial, worker_id, mailbox)
-        self._job: Any = job
-        self._loop = loop
+        super().__init__(executor, serial, worker_id)
+        self._loop: asyncio.AbstractEventLoop = executor.loop
         self._waiting: deque[Send] = deque()
         """The tasks after the one that it does. Only the loop's thread uses it."""
         self._running: asyncio.Task[None] | None = None
@@ -222,7 +215,7 @@ class CallCoroutine(CrewWorker):
     async def _run(self, task: Send) -> None:
         try:
             while not self._is_stopped:
-                await self._job(task, self)
+                await self.executor.job(task, self)
                 if not self._waiting:
                     break
                 task = self._waiting.popleft()
@@ -251,37 +244,34 @@ class CallExecutor(CrewExecutor[CrewWorker]):
         `loop`: where the job, which is asynchronous, runs; None: in threads. `name`: of the stage, for errors.
         `settings`: of a plan without samples.
         """
-        super().__init__(leaves_stalled_out=leaves_stalled_out)
+        super().__init__(name, leaves_stalled_out=leaves_stalled_out)
         self.plan = Plan.of(0, settings)
-        self._job = job
-        self._loop = loop
+        self.job = job
+        self.loop = loop
         self._num_workers = num_workers
-        self._name = name
 
     def start(self) -> None:
         """Start the workers."""
         self._open(self._num_workers)
 
     def _make(self, serial: int, worker_id: int) -> CrewWorker:
-        if self._loop is not None:
-            return CallCoroutine(serial, worker_id, self.mailbox, self._loop, self._job)
-        return CallThread(serial, worker_id, self.mailbox, self._name, self._job)
+        return (CallThread if self.loop is None else CallCoroutine)(self, serial, worker_id)
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Do nothing: a function depends on no plan."""
 
     def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002
         """Raise: their number is fixed."""
-        raise RuntimeError(f"stage {self._name!r} has {self._num_workers} workers, and can't have {num_workers}")
+        raise RuntimeError(f"stage {self.name!r} has {self._num_workers} workers, and can't have {num_workers}")
 
     def _stalled(self, stall: Stall) -> WorkerStalled:
         worker = self._workers.get(-1 if stall.worker is None else stall.worker)
         work: Any = stall.work
         item = "" if work is None else f", item {work.number},"
         stays = (
-            "" if self._loop is not None else ". A call can't be killed, so its thread stays until the function returns"
+            "" if self.loop is not None else ". A call can't be killed, so its thread stays until the function returns"
         )
         return WorkerStalled(
-            f"stage {self._name!r}{item} has taken {stall.busy_s:.1f} s, longer than its timeout{stays}"
+            f"stage {self.name!r}{item} has taken {stall.busy_s:.1f} s, longer than its timeout{stays}"
             f"{attached(traces='' if worker is None else worker.stack())}"
         )

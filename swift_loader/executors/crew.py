@@ -108,11 +108,12 @@ JOIN_LIMIT_S = 1.5
 class CrewWorker:
     """One worker. The executor calls its methods; a subclass says where it does its tasks."""
 
-    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox) -> None:
-        """Make a worker that isn't started.
+    def __init__(self, executor: Any, serial: int, worker_id: int) -> None:
+        """Make a worker of a `CrewExecutor` that isn't started.
 
         `serial`: unique among all workers of the executor. `worker_id`: which of the n workers it is, from 0.
         """
+        self.executor = executor
         self.serial = serial
         self.worker_id = worker_id
         self.stall: WorkerStalled | None = None
@@ -121,7 +122,6 @@ class CrewWorker:
         """Written with the lock."""
         self._lock = threading.Lock()
         """Held while something is posted: nothing more may come of a worker that was given up."""
-        self._mailbox = mailbox
 
     def start(self) -> None:
         """Get ready for tasks."""
@@ -149,24 +149,24 @@ class CrewWorker:
         """Hand over the events of a task. Any thread. Never blocks."""
         with self._lock:
             if not self.is_given_up:
-                self._mailbox.post(events)
+                self.executor.mailbox.post(events)
 
     def let_go(self) -> None:
         """Say that nothing more comes of it. Any thread. Idempotent."""
         with self._lock:
             if not self.is_given_up:
                 self.is_given_up = True
-                self._mailbox.post([messages.Disconnected(self.serial, self.worker_id)])
+                self.executor.mailbox.post([messages.Disconnected(self.serial, self.worker_id)])
 
 
 class WorkerThread(CrewWorker):
     """A thread that does its tasks. It blocks for tasks only. A subclass has `serve`, which takes them from `tasks`."""
 
-    def __init__(self, serial: int, worker_id: int, mailbox: Mailbox, name: str) -> None:
-        super().__init__(serial, worker_id, mailbox)
+    def __init__(self, executor: Any, serial: int, worker_id: int) -> None:
+        super().__init__(executor, serial, worker_id)
         self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """None: stop."""
-        self._thread = LoaderThread(self.serve, name)
+        self._thread = LoaderThread(self.serve, f"{executor.name}-{worker_id}")
 
     def serve(self) -> None:
         """Do the tasks until None comes. On the thread."""
@@ -223,8 +223,12 @@ class CrewExecutor(Generic[AWorker]):
     grace_s = 0.0
     """A replacement starts at once."""
 
-    def __init__(self, *, leaves_stalled_out: bool) -> None:
-        """Make an executor that isn't started. `leaves_stalled_out`: as in `SchedulerSettings`."""
+    def __init__(self, name: str, *, leaves_stalled_out: bool) -> None:
+        """Make an executor that isn't started. `name`: of its threads.
+
+        `leaves_stalled_out`: as in `SchedulerSettings`.
+        """
+        self.name = name
         self.owner = ProcessOwner()
         """A fork of it has none of the workers."""
         self.mailbox = Mailbox()

@@ -93,11 +93,11 @@ class ThreadWorker(WorkerThread):
     place = "a thread"
     """Where it runs."""
 
+    executor: ThreadExecutor
+
     def __init__(self, executor: ThreadExecutor, serial: int, worker_id: int) -> None:
-        """Make a worker that isn't started."""
-        super().__init__(serial, worker_id, executor.mailbox, f"worker-{worker_id}")
+        super().__init__(executor, serial, worker_id)
         self.slots = PrivateSlots(executor.max_free)
-        self._executor = executor
         self._builder: LocalBuilder | None = None
         """None until it is ready."""
         self._plan_generation = 0
@@ -117,7 +117,7 @@ class ThreadWorker(WorkerThread):
         keep_to_this_thread()
         task: Send | None = None
         try:
-            self._builder = self._executor.builder_of(self)
+            self._builder = self.executor.builder_of(self)
             self.post([messages.Ready(self.serial, self.worker_id)])
             for task, plan in iter(self.tasks.get, None):
                 self.post(self._answer(self._builder, task, plan))
@@ -126,7 +126,7 @@ class ThreadWorker(WorkerThread):
         except Exception as error:  # of building a dataset, or ours: those of samples are answers
             self.post([messages.ExecutorFailed(error)])
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
-            explainer = self._executor.explainer
+            explainer = self.executor.explainer
             at_work = "" if task is None else f", at {explainer.describe(task.work)},"
             died = WorkerDied(
                 f"{explainer.who(self)}{at_work} was ended by {error!r}, and a worker thread isn't "
@@ -136,7 +136,7 @@ class ThreadWorker(WorkerThread):
             self.post([messages.ExecutorFailed(died)])
 
     def _answer(self, builder: LocalBuilder, task: Send, plan: NewPlan) -> list[Event]:
-        if not self._executor.explainer.is_needed(task.generation):
+        if not self.executor.explainer.is_needed(task.generation):
             return [messages.Skipped(self.serial, task.generation)]
         if plan.generation != self._plan_generation:
             self._plan_generation = plan.generation
@@ -144,7 +144,7 @@ class ThreadWorker(WorkerThread):
                 builder.use_plan(plan.settings, plan.resume)
             except Exception as error:
                 return builder.failed(task, error)
-        return builder.answer(task, self._executor.watching())
+        return builder.answer(task, self.executor.watching())
 
 
 class ThreadExecutor(CrewExecutor[ThreadWorker]):
@@ -160,7 +160,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
 
         `dataset`: that of the first worker, or of all. `notices` gets warnings for the user, on any thread.
         """
-        super().__init__(leaves_stalled_out=False)
+        super().__init__("worker", leaves_stalled_out=False)
         self._spec = spec
         self._options = options
         self.explainer = Explainer(options, spec.plan.rank)
