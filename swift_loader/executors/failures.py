@@ -96,7 +96,10 @@ def describe_work(work: Work, plan: Plan) -> str:
     """Return which batch a work is, for a message."""
     if isinstance(work, StreamWork):
         return f"batch {work.turn} of its shard of the stream, in epoch {work.epoch}"
-    described = describe_batch(work.epoch, work.step, keys_of(work, plan))
+    keys = keys_of(work, plan)
+    more = f", ... {len(keys)} in all" if len(keys) > _MAX_SHOWN_INDICES else ""
+    first = ", ".join(map(shown, keys[:_MAX_SHOWN_INDICES]))
+    described = f"batch {work.step} of epoch {work.epoch} (dataset indices {first}{more})"
     if isinstance(work, IndexWork) or (number := plan.number_in_epoch(work.epoch, work.step)) == work.step:
         return described
     return f"{described}, which is step {number} if the skipped ones count"
@@ -109,13 +112,6 @@ def shown(key: Any) -> str:
     if not isinstance(key, str):
         return f"<{type(key).__name__}>"
     return repr(key if len(key) <= _MAX_SHOWN_CHARACTERS else key[:_MAX_SHOWN_CHARACTERS] + "...")
-
-
-def describe_batch(epoch: int, step: int, indices: Sequence[Any]) -> str:
-    """Return the number of a batch, its epoch and its dataset indices or keys, for a message."""
-    first = ", ".join(map(shown, indices[:_MAX_SHOWN_INDICES]))
-    more = f", ... {len(indices)} in all" if len(indices) > _MAX_SHOWN_INDICES else ""
-    return f"batch {step} of epoch {epoch} (dataset indices {first}{more})"
 
 
 # What another process wrote to stderr ---------------------------------------------------------------------------------

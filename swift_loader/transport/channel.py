@@ -24,7 +24,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError, SwiftLoaderError
 from swift_loader.transport.messages import Received
@@ -251,19 +251,13 @@ class Channel:
         """Close this end; the peer sees the end of the stream. Idempotent."""
         self._socket.close()
 
-    def end_sending(self) -> None:
-        """End the stream to the peer, and go on receiving. Idempotent."""
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:  # closed, or the peer is gone
-            return
+    def shutdown(self, *, receives: bool = False) -> None:
+        """End the stream in both directions, and wake all threads that wait on either end. Idempotent, thread-safe.
 
-    def shutdown(self) -> None:
-        """End the stream in both directions and wake all threads that wait on either end. Idempotent, thread-safe."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # closed, or the peer is gone
-            return
+        `receives`: end only the stream to the peer.
+        """
+        with suppress(OSError):  # closed, or the peer is gone
+            self._socket.shutdown(socket.SHUT_WR if receives else socket.SHUT_RDWR)
 
 
 def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:

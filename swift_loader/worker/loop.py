@@ -188,6 +188,13 @@ Service = tuple[BatchBuilder, messages.BuildReport]
 class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
+    @classmethod
+    def of(cls, payload: Payload) -> DatasetBuilder:
+        """Return the builder for a payload, in a new interpreter. It has the trainer's `sys.argv` from now on."""
+        environment = payload.environment()
+        sys.argv[:] = environment.argv
+        return cls(payload, environment)
+
     def __init__(self, content: Payload | tuple[WorkerSpec, Definitions], environment: Environment) -> None:
         """Read nothing yet. `environment`: the trainer's settings.
 
@@ -334,11 +341,9 @@ class DatasetBuilder:
 
 def start_fresh(payload: Payload, serial: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
     """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
-    environment = payload.environment()
-    sys.argv[:] = environment.argv
+    builder = DatasetBuilder.of(payload)
     identify(serial)
     failpoint(Failpoint.WORKER_BOOT)
-    builder = DatasetBuilder(payload, environment)
     try:
         builder.read()
     except Exception as error:

@@ -380,9 +380,7 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     if frame.kind is not Kind.PAYLOAD or len(received.descriptors) != 1:
         raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
     payload = Payload.in_file(PayloadLayout.unpack(frame), received.descriptors[0])
-    environment = payload.environment()
-    sys.argv[:] = environment.argv
-    return Template(channel, DatasetBuilder(payload, environment), stack_dumper).run()
+    return Template(channel, DatasetBuilder.of(payload), stack_dumper).run()
 
 
 def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:

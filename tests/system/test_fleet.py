@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader
 from swift_loader.executors.process.fleet import TemplateFleet
 from swift_loader.executors.process.starter import Starter
+from swift_loader.executors.process.template import TemplateProcess
 from tests.support import datasets
 from tests.support.helpers import make_loader
 
@@ -37,6 +40,28 @@ def test_a_fleet_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch:
             start_it_often(fleet)
     finally:
         fleet.close()
+
+
+class Interrupted(Exception):
+    """Of a signal handler."""
+
+
+def test_an_interrupted_stop_kills_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: TemplateProcess) -> None:
+        raise Interrupted
+
+    fleet = fleet_of(make_loader(datasets.Counting))
+    try:
+        fleet.wait_built()
+        (template,) = fleet.starter.templates
+        monkeypatch.setattr(TemplateProcess, "request_exit", interrupt)
+        with pytest.raises(Interrupted):
+            fleet.close()
+        monkeypatch.undo()
+        assert template.wait_end(30)
+    finally:
+        fleet.close()
+    assert template.wait_exit_code() == -signal.SIGKILL
 
 
 def start_it_often(fleet: TemplateFleet) -> None:

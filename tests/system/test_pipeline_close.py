@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from swift_loader import LoaderClosed
+from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline.run import close_together
 from tests.support.helpers import wait_until
@@ -119,3 +121,19 @@ def test_what_is_pulled_first_after_the_pipeline_was_closed_leaves_no_thread(
 
     close_once(pipeline, hangs)
     closing.join()
+
+
+def test_a_user_of_an_event_loop_may_repeat_what_was_interrupted() -> None:
+    async def answer() -> int:
+        return 42
+
+    event_loop, one, other = CoroutineLoop(), object(), object()
+    loop = event_loop.enter(one)
+    assert event_loop.enter(one) is event_loop.enter(other) is loop
+    for _ in range(2):
+        event_loop.leave(one, 5)
+    assert asyncio.run_coroutine_threadsafe(answer(), loop).result(30) == 42
+    for _ in range(2):
+        event_loop.leave(other, 5)
+    event_loop.close()
+    assert loop.is_closed()

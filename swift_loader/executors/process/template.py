@@ -328,7 +328,7 @@ class ServerProcess(PidfdProcess):
 
     def end_requests(self) -> None:
         """Have it exit once it has answered all requests, and its children have ended."""
-        self._channel.end_sending()
+        self._channel.shutdown(receives=True)
 
     def request_exit(self) -> None:
         """Tell it to exit once its children have. Idempotent and thread-safe."""
