@@ -88,6 +88,15 @@ class Launch:
     has_stdout: bool = field(default_factory=lambda: sys.__stdout__ is not None)
     """False if the trainer started without a stdout. Then descriptor 1 may be something else."""
 
+    def open(self, program: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+        """Start an interpreter with this program, in the recorded environment. `options`: of `Popen`."""
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [*self.command, "-c", program, *map(str, arguments), *self.path],
+            stdin=subprocess.DEVNULL,
+            stdout=None if self.has_stdout else subprocess.DEVNULL,
+            **{"env": self.environ, **options},
+        )
+
     def is_current(self) -> bool:
         """Return whether this process still has the recorded environment, apart from variables that libraries set."""
         changed = {name for name, _ in self.environ.items() ^ environ_for_workers().items()}

@@ -53,6 +53,10 @@ class WorkerExecutor:
         if notices is not None:
             fleet.notices = notices
         self.explainer = fleet.explainer
+        self.owner: ProcessOwner | None = fleet.owner
+        """The process that started the workers. A fork of it can't use them."""
+        self.inboxes: Sequence[Inbox] = fleet.inboxes
+        """The loop's inbox, then one for each thread that takes over while the loop is busy. The fleet adds them."""
         self.reader: MessageReader | None = None
         """Reads what the workers send. Known after `start`."""
         self._metrics = metrics
@@ -64,16 +68,6 @@ class WorkerExecutor:
         """By `key_of` of their work and by index, the samples at which workers hung."""
 
     # What it is -------------------------------------------------------------------------------------------------------
-
-    @property
-    def owner(self) -> ProcessOwner | None:
-        """The process that started the workers. A fork of it can't use them."""
-        return self.fleet.owner
-
-    @property
-    def inboxes(self) -> Sequence[Inbox]:
-        """The loop's inbox, then one for each thread that takes over while the loop is busy."""
-        return self.fleet.inboxes
 
     @property
     def largest_batch_nbytes(self) -> int:
@@ -169,7 +163,10 @@ class WorkerExecutor:
         position, work = worker.look(), stall.work
         keys = [] if work is None else keys_of(work, self.explainer.current[1])
         is_at_sample, raises = position is not None and position < len(keys), on_error is OnError.RAISE
-        text, traces = f"{self.explainer.hang(stall, worker)}, and was killed", worker.ask_for_stacks(by_force=True)
+        text, traces = (
+            f"{self.explainer.hang(stall, worker)}, and was killed",
+            worker.process.ask_for_stacks(by_force=True),
+        )
         why = f"{self.explainer.who(worker)} {text}"
         if work is not None and position is not None and is_at_sample and not raises:
             samples, index = self._hung.setdefault(key_of(work), {}), keys[position]
@@ -193,7 +190,7 @@ class WorkerExecutor:
             return self.explainer.no_worker_error(cause)
         worker = self.fleet.get(cause.worker)
         what = f"{self.explainer.who(worker)} {self.explainer.hang(cause, worker)}"
-        return WorkerStalled(f"{what}{attached(traces=worker.ask_for_stacks())}")
+        return WorkerStalled(f"{what}{attached(traces=worker.process.ask_for_stacks())}")
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
@@ -207,7 +204,7 @@ class WorkerExecutor:
             waits = f"{explainer.no_worker(about)}, for {explainer.options.stall_warning_s:g} s now"
             return f"{waits}{self.fleet.explain(None)}"
         worker = self.fleet.get(about.worker)
-        stacks = attached(traces=worker.ask_for_stacks())
+        stacks = attached(traces=worker.process.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
 
     # Stopping ---------------------------------------------------------------------------------------------------------

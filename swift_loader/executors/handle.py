@@ -198,11 +198,6 @@ class Handle:
         self.memory.add(made.slot, segment)
         return segment
 
-    def ask_for_stacks(self, *, by_force: bool = False) -> str:
-        """Return the Python stacks of all its threads, or why there are none. `by_force`: it is about to be killed."""
-        stacks: str = self.process.ask_for_stacks(by_force=by_force)
-        return stacks
-
     def drain(self, reader: Any, inbox: Any, events: list[Any]) -> None:
         """Add the events of all answers that are here, if it has no pipe. `inbox` gets what interrupts the decoding."""
         raise NotImplementedError

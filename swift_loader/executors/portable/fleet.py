@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from swift_loader.errors import LoaderClosed
@@ -20,16 +19,6 @@ from swift_loader.transport.payload import Payload, pack_payload
 from swift_loader.worker.process import refuse_start
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstBuild:
-    """The first worker's message that it has built the dataset, or that setting it up as a worker failed then."""
-
-    num_samples: int
-    build_s: float
-    """How long that took, with the interpreter's start."""
-    message: Received
-
-
 class InterpreterFleet(Fleet):
     """Threads that block look after each process: two for each, see `Interpreter`."""
 
@@ -38,7 +27,9 @@ class InterpreterFleet(Fleet):
     """None before `start_first`."""
     _began_s: float
     """When the first interpreter was started."""
-    _first_build: _FirstBuild | None = None
+    _first_build: tuple[int, float, Received] | None = None
+    """The dataset's length, how long the first build took with the interpreter's start, and the worker's message that
+    it has built the dataset, or that setting it up as a worker failed then."""
 
     @property
     def notice(self) -> str:
@@ -80,9 +71,9 @@ class InterpreterFleet(Fleet):
             if not wait([worker.channel.end], self.options.stall_warning_s if warns else None):
                 self.warn_of_build()
             self._first_build = self._read_first(worker)
-        return self._first_build.num_samples, self._first_build.build_s
+        return self._first_build[:2]
 
-    def _read_first(self, worker: Handle) -> _FirstBuild:
+    def _read_first(self, worker: Handle) -> tuple[int, float, Received]:
         """Read the first worker's answer. Blocks until it comes."""
         received, who = worker.channel.receive(), f"the first worker (pid {worker.process.pid})"
         self.check_open()
@@ -90,11 +81,11 @@ class InterpreterFleet(Fleet):
             death = self._death_of(worker)
             raise self.explainer.died(who, death.exit_code, self.explainer.build, stderr=death.stderr)
         build_s = time.monotonic() - self._began_s
-        return _FirstBuild(self.length_in(received.data, who), build_s, received)
+        return self.length_in(received.data, who), build_s, received
 
     def ask_for_stacks(self) -> str:
         """Return the Python stacks of the first worker. Blocks for half a second at most."""
-        stacks: str = self.workers[0].ask_for_stacks()
+        stacks: str = self.workers[0].process.ask_for_stacks()
         return stacks
 
     def run(self) -> None:
@@ -102,7 +93,7 @@ class InterpreterFleet(Fleet):
         assert self._reader is not None
         assert self._first_build is not None
         with suppress(FileNotFoundError):  # it has ended since then, which is an event
-            event = self._reader.read(self.workers[0], self._first_build.message, self.inboxes[0])
+            event = self._reader.read(self.workers[0], self._first_build[2], self.inboxes[0])
             if event is not None:
                 self.post(event)
         self.listen_to_all()

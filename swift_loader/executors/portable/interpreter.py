@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,33 +45,21 @@ class InterpreterLaunch(Launch):
 
         `names`: what the names of its segments begin with.
         """
-        arguments = [str(tasks.fileno()), str(requests.fileno()), names, str(serial), *self.path]
-        with FORKS.starting, self._without_interrupts() as flags:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter
-                [*self.command, "-c", _PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=None if self.has_stdout else subprocess.DEVNULL,
+        flags: dict[str, Any] = {}
+        if sys.platform == "win32":
+            # Not the launcher of a virtual environment: it would be the process that is waited for and killed.
+            flags = {"env": {**self.environ, "__PYVENV_LAUNCHER__": sys.executable}}
+            flags |= {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP, "executable": sys._base_executable}  # noqa: SLF001
+        # Without Ctrl-C, which would print a traceback before the process ignores it.
+        with FORKS.starting, nullcontext() if sys.platform == "win32" else blocked({signal.SIGINT}):
+            return self.open(
+                _PROGRAM,
+                *(tasks.fileno(), requests.fileno(), names, serial),
                 stderr=subprocess.PIPE,
                 cwd=self.directory,
                 **inheriting(tasks, requests),
-                **{"env": self.environ, **flags},
+                **flags,
             )
-
-    @contextmanager
-    def _without_interrupts(self) -> Iterator[dict[str, Any]]:
-        """Have a process start without Ctrl-C, which would print a traceback before the process ignores it.
-
-        Yields:
-            Further arguments of `Popen`.
-        """
-        if sys.platform == "win32":
-            # Not the launcher of a virtual environment: it would be the process that is waited for and killed.
-            environ = {**self.environ, "__PYVENV_LAUNCHER__": sys.executable}
-            flags = subprocess.CREATE_NEW_PROCESS_GROUP
-            yield {"creationflags": flags, "executable": sys._base_executable, "env": environ}  # noqa: SLF001
-            return
-        with blocked({signal.SIGINT}):
-            yield {}
 
     def is_current(self) -> bool:
         """Return whether this process still has the recorded environment, apart from variables that libraries set."""

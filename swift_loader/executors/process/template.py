@@ -88,14 +88,11 @@ class ServerLaunch(Launch):
     def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
         """Start an interpreter, which gets copies of the descriptors. A root owns nothing but channel and stderr."""
         traces = channel if self.program == "root" else traces
-        numbers = [str(number) for number in (channel, os.getpid(), traces, self.directory)]
-        return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [*self.command, "-c", _PROGRAM.format(self.program), *numbers, *self.path],
-            stdin=subprocess.DEVNULL,
-            stdout=None if self.has_stdout else subprocess.DEVNULL,
+        return self.open(
+            _PROGRAM.format(self.program),
+            *(channel, os.getpid(), traces, self.directory),
             stderr=stderr,
             pass_fds=[channel, traces, self.directory],
-            env=self.environ,
             umask=self.umask,
         )
 
