@@ -163,10 +163,8 @@ class WorkerExecutor:
         position, work = worker.look(), stall.work
         keys = [] if work is None else keys_of(work, self.explainer.current[1])
         is_at_sample, raises = position is not None and position < len(keys), on_error is OnError.RAISE
-        text, traces = (
-            f"{self.explainer.hang(stall, worker)}, and was killed",
-            worker.process.ask_for_stacks(by_force=True),
-        )
+        text = f"{self.explainer.hang(stall, worker)}, and was killed"
+        traces = worker.process.ask_for_stacks(by_force=True)
         why = f"{self.explainer.who(worker)} {text}"
         if work is not None and position is not None and is_at_sample and not raises:
             samples, index = self._hung.setdefault(key_of(work), {}), keys[position]

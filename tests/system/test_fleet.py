@@ -50,7 +50,8 @@ def test_an_interrupted_stop_kills_the_processes(monkeypatch: pytest.MonkeyPatch
     def interrupt(_: TemplateProcess) -> None:
         raise Interrupted
 
-    fleet = fleet_of(make_loader(datasets.Counting))
+    loader = make_loader(datasets.Counting)
+    fleet = fleet_of(loader)
     try:
         fleet.wait_built()
         (template,) = fleet.starter.templates
