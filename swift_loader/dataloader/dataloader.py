@@ -325,13 +325,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                     self.check_worker_number_rationality()
                 epoch = self._begin_with_workers(number, resume, shard)
             if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
-                epoch.votes = self._votes = self._votes or Votes()
-            self._latest = epoch = self._wrapped(epoch)
+                epoch.gate = self._votes = self._votes or Votes()
+            self._latest = epoch
             return epoch
-
-    def _wrapped(self, epoch: Epoch) -> Any:
-        """Return an epoch as the loop gets it."""
-        return epoch
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None) -> Epoch:
         base_seed, carried = None, None

@@ -29,6 +29,14 @@ from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
 
 
+class Gate:
+    """Stands between the loop and the batches of an epoch."""
+
+    def next(self, epoch: Epoch) -> Delivery:
+        """Return what `epoch.next()` returns, by `epoch.take()`. Raises as it does."""
+        raise NotImplementedError
+
+
 class Epoch:
     """Where the batches of an epoch come from: from workers, if it has them."""
 
@@ -38,8 +46,8 @@ class Epoch:
     """Whether the loop has met the end."""
     _num_sharing = 0
     """How many ranks the loader shares the stream out to. 0: the dataset does that."""
-    votes: Votes | None = None
-    """If the epoch is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
+    gate: Gate | None = None
+    """`Votes`, if the epoch is over as soon as it is over on one of the ranks; or what counts the loader's batches."""
 
     def __init__(
         self,
@@ -78,9 +86,9 @@ class Epoch:
         """Return the next batch. It has no error.
 
         Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like. With
-        `votes`, it blocks until all ranks ask for theirs.
+        `Votes`, it blocks until all ranks ask for theirs.
         """
-        return self.take() if self.votes is None else self._next_of_all(self.votes)
+        return self.take() if self.gate is None else self.gate.next(self)
 
     def take(self) -> Delivery:
         """Return the next batch, whatever the other ranks have."""
@@ -123,7 +131,8 @@ class Epoch:
             self._num_taken += 1
         return delivery
 
-    def _next_of_all(self, votes: Votes) -> Delivery:
+    def next_of_all(self, votes: Votes) -> Delivery:
+        """Return the next batch if all ranks have one. An error in a batch's place counts as one."""
         if self.is_over:
             raise StopIteration
         if self._mismatch is not None:
@@ -486,7 +495,7 @@ def lost_batch() -> SwiftLoaderError:
     )
 
 
-class Votes:
+class Votes(Gate):
     """The ranks' votes on whether there is another batch. Loop's thread only.
 
     Before each batch, the ranks tell each other whether they have one, over a gloo group of their own. So the loops of
@@ -507,6 +516,10 @@ class Votes:
                 f"first, or give shard_stream=True"
             )
         self._group = torch.distributed.new_group(backend="gloo")
+
+    def next(self, epoch: Epoch) -> Delivery:
+        """Return the epoch's next batch. Blocks until all ranks ask for theirs."""
+        return epoch.next_of_all(self)
 
     def all_have(self, has_batch: bool, batch: int) -> bool:
         """Return whether all ranks have a batch. Blocks until all have voted.

@@ -111,8 +111,8 @@ def _convert(
         if kind is list and ATOMS.issuperset(map(type, part)):
             return part.copy()
         if kind in (np.ndarray, np.memmap):
-            tensor = _tensor_of(part) if with_arrays else None
-            return part if tensor is None else on_tensor(tensor)
+            array = _plain(part) if with_arrays else None
+            return part if array is None else on_tensor(torch.from_numpy(array))
         if isinstance(part, torch.Tensor):
             return on_tensor(part)
         if not isinstance(part, type) and callable(getattr(part, method, None)):
@@ -125,17 +125,15 @@ def _convert(
     return convert(batch)
 
 
-def _tensor_of(array: NDArray[Any]) -> torch.Tensor | None:
-    """Return an array as a tensor, in the same memory if torch accepts its form. None: torch lacks its dtype."""
-    import torch
-
+def _plain(array: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the array in a form that torch accepts: writable, with plain strides. None: torch lacks its dtype."""
     dtype = array.dtype
     if dtype.kind not in _TENSOR_KINDS or not dtype.isnative or dtype.char in "gG":  # long doubles
         return None
     if dtype.kind in "iu":
         array = array.view(np.dtype(f"{dtype.kind}{dtype.itemsize}"))  # torch takes no `long long`
     is_odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
-    return torch.from_numpy(array.copy() if is_odd or not array.flags.writeable else array)
+    return array.copy() if is_odd or not array.flags.writeable else array
 
 
 class Target:

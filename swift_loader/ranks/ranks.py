@@ -149,13 +149,12 @@ class Ranks:
     """All ranks of torch.distributed that start the loader, if some of them have the same `rank` here and get the same
     data. None: each has its own."""
 
-
-def ranks_of_job(rank: int, world_size: int) -> Ranks:
-    """Return the data-parallel rank that `start(rank, world_size=...)` gave. All ranks of the job call it.
-
-    Raises `ValueError` if the rank isn't below the world size.
-    """
-    return _with_processes(_checked(Ranks(rank, world_size, "start()")), None)
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"consumer_index={self.rank} with nb_consumer={self.world_size} is too large; it must be below "
+                f"nb_consumer. Give each process its own index, or raise nb_consumer"
+            )
 
 
 def _with_processes(ranks: Ranks, processes: tuple[int, ...] | None) -> Ranks:
@@ -178,10 +177,10 @@ def find_ranks(rank: int | None, world_size: int | None, environment: Mapping[st
     isn't `nb_consumer`, `RuntimeError` if there are several ranks, and nothing says which one this is.
     """
     if rank is not None and world_size is not None:
-        return _checked(Ranks(rank, world_size, "start()"))
+        return Ranks(rank, world_size, "start()")
     if world_size == 1:
         return Ranks(0, 1, "nb_consumer")
-    found = _of_torch_distributed() or _of_launcher(environment)
+    found = _of_job(environment)
     if world_size is None:
         found = found or Ranks(0, 1, "default")
         if rank not in (None, found.rank) and found.world_size > 1:
@@ -189,7 +188,7 @@ def find_ranks(rank: int | None, world_size: int | None, environment: Mapping[st
                 f"consumer_index={rank}, but {found.source} says that this is process {found.rank} of "
                 f"{found.world_size}; leave consumer_index out, or give nb_consumer, the number of consumers"
             )
-        return found if rank is None else _checked(Ranks(rank, found.world_size, "start()"))
+        return found if rank is None else Ranks(rank, found.world_size, "start()")
     if found is None:
         raise RuntimeError(
             f"there are nb_consumer={world_size} consumers, and nothing says which one this process is; call "
@@ -216,17 +215,8 @@ def file_number(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> in
 
     It is the data-parallel rank if there are as many of them as processes, else the rank in the job.
     """
-    job = _of_torch_distributed() or _of_launcher(environment)
+    job = _of_job(environment)
     return ranks.rank if job is None or job.world_size == ranks.world_size else job.rank
-
-
-def _checked(ranks: Ranks) -> Ranks:
-    if ranks.rank >= ranks.world_size:
-        raise ValueError(
-            f"consumer_index={ranks.rank} with nb_consumer={ranks.world_size} is too large; it must be below "
-            f"nb_consumer. Give each process its own index, or raise nb_consumer"
-        )
-    return ranks
 
 
 def torch_distributed() -> Any:
@@ -235,14 +225,11 @@ def torch_distributed() -> Any:
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
-def _of_torch_distributed() -> Ranks | None:
+def _of_job(environment: Mapping[str, str]) -> Ranks | None:
+    """Return what torch.distributed says, else the launcher; None if neither does."""
     distributed = torch_distributed()
-    if distributed is None:
-        return None
-    return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-
-
-def _of_launcher(environment: Mapping[str, str]) -> Ranks | None:
+    if distributed is not None:
+        return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
     for rank_name, size_name in _LAUNCHERS:
         try:
             rank, world_size = int(environment[rank_name]), int(environment[size_name])
@@ -288,5 +275,5 @@ class RankChoice:
                 f"number, so give world_size only"
             )
         if rank is not None and self.world_size is not None:
-            return ranks_of_job(rank, self.world_size)
+            return _with_processes(Ranks(rank, self.world_size, "start()"), None)  # all ranks of the job call it
         return find_ranks(rank, nb_consumer if self.world_size is None else self.world_size)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from swift_loader.checks import check_integer
 from swift_loader.dataloader.dataloader import DataLoader
-from swift_loader.dataloader.epoch import Epoch
+from swift_loader.dataloader.epoch import Epoch, Gate
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, seed_of
@@ -168,14 +168,17 @@ class ImageLoader(DataLoader[Any]):
         batches: Iterator[Any] = super().__iter__()
         return batches
 
-    def _wrapped(self, epoch: Epoch) -> Any:
+    def _begin_epoch(self, *where: Any) -> Epoch:
+        epoch = super()._begin_epoch(*where)
         if self._batches is None:
             self._this, num_batches = Pass(epoch.number, epoch.position().num_yielded, PassState.RUNNING), self._limit
         else:
             self._this, num_batches = self._batches.begun, len(self._batches)
         # Without workers, samples seed the generators of this process.
         guard = nullcontext if self.num_workers or self._batches is None else preserved_generators
-        return _CountedEpoch(epoch, self._this, num_batches, is_stream=self._batches is None, guard=guard)
+        num_before = self._this.position - epoch.position().draws.num_drawn
+        epoch.gate = _Counter(self._this, num_before, num_batches, is_stream=self._batches is None, guard=guard)
+        return epoch
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch. timm's streams of unknown length have the length 0."""
@@ -222,41 +225,27 @@ class ImageLoader(DataLoader[Any]):
         self.close()
 
 
-class _CountedEpoch:
-    """An epoch of a loader of at most `num_batches` that notes how far the loop is in its pass."""
+class _Counter(Gate):
+    """Notes how far the loop is in its pass of at most `num_batches`, of which `num_before` are before the epoch's."""
 
-    def __init__(self, epoch: Epoch, this: Pass, num_batches: int | None, *, is_stream: bool, guard: Any) -> None:
-        self._epoch: Epoch = epoch
-        self._this = this
-        self._num_before = this.position - epoch.position().draws.num_drawn
-        self._num_batches, self._is_stream, self._guard = num_batches, is_stream, guard
+    def __init__(self, this: Pass, num_before: int, num_batches: int | None, *, is_stream: bool, guard: Any) -> None:
+        self._this, self._num_before, self._num_batches = this, num_before, num_batches
+        self._is_stream, self._guard = is_stream, guard
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._epoch, name)
-
-    @property
-    def is_whole(self) -> bool:
-        """See `Epoch`."""
-        return self._epoch.is_whole
-
-    @is_whole.setter
-    def is_whole(self, is_whole: bool) -> None:
-        self._epoch.is_whole = is_whole
-
-    def next(self) -> Delivery:
-        """Return the next batch. Raises as the epoch's own `next`."""
+    def next(self, epoch: Epoch) -> Delivery:
+        """Return the epoch's next batch."""
         this = self._this
         if self._is_stream and this.position == self._num_batches:
-            self._epoch.end()
+            epoch.end()
             raise StopIteration
         try:
             with self._guard():
-                delivery = self._epoch.next()
+                delivery = epoch.take()
         except StopIteration:
             this.end()
             raise
         except Exception:  # the epoch knows whether the batch is lost
-            this.position = self._num_before + self._epoch.position().draws.num_drawn
+            this.position = self._num_before + epoch.position().draws.num_drawn
             raise
         this.advance(this.position + 1, at_end=this.position + 1 == self._num_batches)
         return delivery
