@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         WorkerStalled,
     )
     from swift_loader.loader import SwiftLoader
-    from swift_loader.ray_executor import RayExecutor
+    from swift_loader.options import RayExecutor
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
     from swift_loader.scheduler.sample_errors import SampleFailure
@@ -121,7 +121,7 @@ _HOMES = {
     "DataLoader": "swift_loader.dataloader.dataloader",
     "DevicePrefetcher": "swift_loader.device.prefetch",
     "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
-    "RayExecutor": "swift_loader.ray_executor",
+    "RayExecutor": "swift_loader.options",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
     "ShuffleBatchSampler": "swift_loader.samplers.sharded",
     "ShuffleSampler": "swift_loader.samplers.sharded",

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from swift_loader.checks import check_integer
 from swift_loader.delivery.iterator import LoopIterator, Turn
+from swift_loader.delivery.session import PassSource, Session
 from swift_loader.device.move import Target, find_target
 from swift_loader.errors import LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
@@ -30,13 +31,12 @@ from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import Options
 from swift_loader.ranks.agreement import SameData, agree_on_length, agree_on_run, report_failure
 from swift_loader.ranks.ranks import RankChoice, Ranks, expected_ranks, file_number
+from swift_loader.report.tuning import Autotuner, first_number
 from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings, SkippedRange
 from swift_loader.sampling.run import PlannedPass, Run
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
-from swift_loader.session import PassSource, Session
-from swift_loader.tuning import Autotuner, first_number
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.checks import check_callable, check_flag, check_optional_integer
+from swift_loader.delivery.session import Session
 from swift_loader.device.move import find_target
 from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState
 from swift_loader.metrics.observations import WINDOW, flat_metrics
@@ -23,7 +24,6 @@ from swift_loader.report.report import Report
 from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
-from swift_loader.session import Session
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from swift_loader.ray_executor import RayExecutor
+    from swift_loader.options import RayExecutor
 
 
 class SwiftLoader:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from swift_loader.__main__ import CommandError, find_target
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_integer, check_optional_integer
+from swift_loader.delivery.session import Session
 from swift_loader.errors import StateMismatch, SwiftLoaderError, warn
 from swift_loader.loader import SwiftLoader
 from swift_loader.options import Options
@@ -33,7 +34,6 @@ from swift_loader.ranks.ranks import Ranks
 from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, PlanSettings, Position, Skips
 from swift_loader.sampling.run import Checkpoint, Run
 from swift_loader.scheduler.sample_errors import SampleFailure, delivered_batch
-from swift_loader.session import Session
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import length_of
 

@@ -25,12 +25,11 @@ from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_r
 from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
-from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions
-from swift_loader.ray_executor import RayExecutor
+from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayExecutor
 from swift_loader.report.report import DATALOADER, Report
 from swift_loader.report.trace import write_trace
+from swift_loader.report.tuning import Autotuner
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.tuning import Autotuner
 from swift_loader.worker.torch_worker import StreamShard
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.tree import search
 from swift_loader.checks import check_choice, check_flag, checked
-from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType
+from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType, check_executor
 from swift_loader.ranks.ranks import find_ranks
-from swift_loader.ray_executor import check_executor
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stream import is_huggingface, is_stateful

@@ -10,7 +10,7 @@ from swift_loader.metrics.machine import available_memory
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.report import Report, Teller
-from swift_loader.tuning import MAX_BATCHES, Autotuner
+from swift_loader.report.tuning import MAX_BATCHES, Autotuner
 
 
 class Observer:

@@ -38,8 +38,8 @@ from swift_loader.errors import time_text
 from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
 from swift_loader.metrics.observations import stage_times
+from swift_loader.report.tuning import NEARLY, Machine, Window
 from swift_loader.testing import assert_resume_exact
-from swift_loader.tuning import NEARLY, Machine, Window
 from swift_loader.worker.process import die_with_parent, end_process
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_worker import set_num_threads

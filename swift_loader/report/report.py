@@ -30,7 +30,7 @@ from swift_loader.metrics.observations import (
     steps_ns,
 )
 from swift_loader.report import plots
-from swift_loader.tuning import room_for, window_of
+from swift_loader.report.tuning import room_for, window_of
 
 SWIFT_LOADER = "worker_per_consumer"
 DATALOADER = "num_workers"

@@ -60,13 +60,13 @@ def loop(loader: SwiftLoader, step_s: float = STEP_S) -> Iterator[Any]:
 
 def be_hasty(monkeypatch: pytest.MonkeyPatch, window_s: float = 0.15) -> None:
     """Let tuners decide after this time. The short windows are noisy, so what they find is only about right."""
-    monkeypatch.setattr("swift_loader.tuning.WINDOW_S", window_s)
-    monkeypatch.setattr("swift_loader.tuning.CHECK_NS", 1_000_000)
+    monkeypatch.setattr("swift_loader.report.tuning.WINDOW_S", window_s)
+    monkeypatch.setattr("swift_loader.report.tuning.CHECK_NS", 1_000_000)
 
 
 def is_settled(loader: SwiftLoader) -> bool:
     """Return whether the search for a number is over. It isn't before the first pass."""
-    from swift_loader.tuning import TunerState
+    from swift_loader.report.tuning import TunerState
 
     autotuner = None if loader._session is None else loader._session.observer.autotuner
     return autotuner is not None and autotuner._tuner.state is TunerState.SETTLED

@@ -36,8 +36,8 @@ class Stream(IterableDataset[int]):
 @pytest.fixture
 def quick_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that are too short for good decisions, but long enough for some."""
-    monkeypatch.setattr("swift_loader.tuning.WINDOW_S", 0.4)
-    monkeypatch.setattr("swift_loader.tuning.CHECK_NS", 50_000_000)
+    monkeypatch.setattr("swift_loader.report.tuning.WINDOW_S", 0.4)
+    monkeypatch.setattr("swift_loader.report.tuning.CHECK_NS", 50_000_000)
 
 
 def batches_of(num_workers: int | str, *, pause_s: float = 0.0) -> tuple[list[torch.Tensor], DataLoader[torch.Tensor]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.session import Session
+from swift_loader.delivery.session import Session
 from tests.support import datasets
 from tests.support.helpers import ids_of, loader_processes, make_loader
 

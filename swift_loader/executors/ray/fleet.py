@@ -26,8 +26,7 @@ from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
 from swift_loader.executors.wording import Explainer
-from swift_loader.options import DeliveryOptions
-from swift_loader.ray_executor import RayExecutor
+from swift_loader.options import DeliveryOptions, RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity

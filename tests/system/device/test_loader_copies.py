@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_loader.delivery import receivers
+from swift_loader.delivery import dispatcher
 from swift_loader.transport.segments import NUM_BEGUN
 from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, dispatcher_of
 from tests.support.fake_device import FakeDevice, Registry
@@ -140,7 +140,9 @@ def test_a_loop_that_waits_for_each_step_needs_memory_for_what_is_ahead_only(sta
 def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
     start_on: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receivers, "SHORT_ABSENCE_NS", 10**15)  # the loop counts as quick, and goes on listening itself
+    monkeypatch.setattr(
+        dispatcher, "SHORT_ABSENCE_NS", 10**15
+    )  # the loop counts as quick, and goes on listening itself
     device, depth = FakeDevice(lag=99), 3
     loader = start_on(device, data_queue_size=10, workers=3, max_nb_batch_on_device=depth, validate=False)
     workers = workers_of(loader)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.tuning import Machine, Tuner, TunerState, Window
+from swift_loader.report.tuning import Machine, Tuner, TunerState, Window
 
 WINDOW_S = 3.0
 MIN_BATCHES = 8
