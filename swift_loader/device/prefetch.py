@@ -33,8 +33,6 @@ from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.scheduler.delivery import Delivery
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import torch
 
 # Keys for random numbers on the device, derived from the batch alone. Runs in the loop's thread.
@@ -278,9 +276,7 @@ class DevicePrefetcher:
     def __enter__(self) -> DevicePrefetcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def begin_pass(self) -> Iterator[Any]:

@@ -25,7 +25,6 @@ from swift_loader.metrics.observations import (
     Durations,
     Observations,
     Part,
-    Setup,
     stage_times,
     steps_ns,
 )
@@ -299,32 +298,43 @@ class Report(Mapping[str, Any]):
         return json.dumps(self.to_dict(), indent=2, default=dict)
 
     def __repr__(self) -> str:
-        return _described(self)
+        return "\n".join(_lines(self))
 
 
-def _described(report: Report) -> str:
-    """Return the report in at most 25 lines."""
+def _lines(report: Report) -> Iterator[str]:
+    """Yield the report in at most 25 lines."""
     observations = report.observations
-    if observations is None:
-        return "<Report: nothing is measured>"
-    if not len(observations.batches):
-        return "<Report: no batches yet>"
-    breakdown = report.breakdown
-    lines = [headline(report.verdict), _speed(observations), ""]
-    lines.append(f"{'a batch':<20}{'p50':>10}{'p99':>10}{'share':>8}")
+    if observations is None or not len(observations.batches):
+        yield "<Report: nothing is measured>" if observations is None else "<Report: no batches yet>"
+        return
+    breakdown, verdict, setup = report.breakdown, report.verdict, observations.setup
+    yield from (headline(verdict), _speed(observations), "")
+    yield f"{'a batch':<20}{'p50':>10}{'p99':>10}{'share':>8}"
     for part in breakdown.parts:
         if part.share >= _MIN_SHOWN_SHARE:
             share = f"{100 * part.share:.0f} %"
-            lines.append(f"{part.name:<20}{time_text(part.p50_s):>10}{time_text(part.p99_s):>10}{share:>8}")
-    lines += ["", *_workers(breakdown)]
-    if observations.slowest:
-        slowest = ", ".join(
-            f"{sample.index} ({time_text(sample.seconds)})" for sample in observations.slowest[:_MAX_SLOWEST]
+            yield f"{part.name:<20}{time_text(part.p50_s):>10}{time_text(part.p99_s):>10}{share:>8}"
+    yield ""
+    if used := breakdown.workers:
+        busy = [round(100 * one.busy_share) for one in used]
+        few = 1 < len(used) <= _MAX_WORKERS
+        shares = ", ".join(f"{share} %" for share in busy) if few else f"{_range(busy)} %"
+        yield f"workers are busy {shares} of the time, with {_range([one.num_batches for one in used])} batches"
+    if (cpu := breakdown.cpu) is not None:
+        yield (
+            f"at a batch they run {100 * cpu.running:.0f} %, wait for I/O {100 * cpu.waiting_for_io:.0f} %, wait for a "
+            f"core {100 * cpu.waiting_for_core:.0f} %"
         )
-        lines.append(f"slowest samples: {slowest}")
-    lines += [f"workers: {line}" for line in report.tuning[-_MAX_TUNING:]]
-    lines += ["", *_advice(report, observations.setup)]
-    return "\n".join(lines)
+    if observations.slowest:
+        slowest = (f"{one.index} ({time_text(one.seconds)})" for one in observations.slowest[:_MAX_SLOWEST])
+        yield f"slowest samples: {', '.join(slowest)}"
+    yield from (f"workers: {line}" for line in report.tuning[-_MAX_TUNING:])
+    yield ""
+    if verdict.bound in (Bound.DATA, Bound.BALANCED):
+        if setup.num_remote:
+            yield "what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"
+        else:
+            yield from map(str, report.advice or ["more workers wouldn't bring 5 %"])
 
 
 def headline(verdict: Verdict) -> str:
@@ -356,34 +366,9 @@ def _speed(observations: Observations) -> str:
     )
 
 
-def _workers(breakdown: Breakdown) -> list[str]:
-    """Return what the workers do. Few of them are listed one by one."""
-    used = breakdown.workers
-    lines = []
-    if used:
-        busy = [round(100 * one.busy_share) for one in used]
-        few = 1 < len(used) <= _MAX_WORKERS
-        shares = ", ".join(f"{share} %" for share in busy) if few else f"{_range(busy)} %"
-        lines.append(f"workers are busy {shares} of the time, with {_range([one.num_batches for one in used])} batches")
-    if (cpu := breakdown.cpu) is not None:
-        lines.append(
-            f"at a batch they run {100 * cpu.running:.0f} %, wait for I/O {100 * cpu.waiting_for_io:.0f} %, wait for a "
-            f"core {100 * cpu.waiting_for_core:.0f} %"
-        )
-    return lines
-
-
 def _range(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _advice(report: Report, setup: Setup) -> list[str]:
-    if report.verdict.bound in (Bound.STARTING, Bound.MODEL):
-        return []
-    if setup.num_remote:
-        return ["what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"]
-    return [str(advice) for advice in report.advice] or ["more workers wouldn't bring 5 %"]
 
 
 # The line in the log --------------------------------------------------------------------------------------------------
@@ -418,7 +403,10 @@ class Teller:
         if not len(observations.batches):
             return ""
         self._next_at_s = observations.elapsed_s + _LOOK_EVERY_S
-        of_epoch = _last_pass(observations)
+        of_epoch, batches = observations, observations.batches
+        mask = (batches["epoch"] == batches["epoch"][-1]) & (batches["pass_number"] == batches["pass_number"][-1])
+        if int(np.count_nonzero(mask)) >= 2 * MIN_BATCHES:  # else all of them say more
+            of_epoch = replace(observations, batches=batches[mask])
         verdict = Verdict.of(of_epoch)
         if verdict.bound is not Bound.DATA:
             return ""
@@ -427,14 +415,5 @@ class Teller:
         if not advices or advices[0].action == self._last_action:
             return ""
         self._last_action = advices[0].action
-        epoch = observations.batches["epoch"][-1]
+        epoch = batches["epoch"][-1]
         return f"the loop waited {100 * verdict.wait_share:.0f} % of epoch {epoch} for data: {advices[0]}"
-
-
-def _last_pass(observations: Observations) -> Observations:
-    """Return the observations of the last pass, or all of them if it has too few batches."""
-    batches = observations.batches
-    mask = (batches["epoch"] == batches["epoch"][-1]) & (batches["pass_number"] == batches["pass_number"][-1])
-    if int(np.count_nonzero(mask)) < 2 * MIN_BATCHES:
-        return observations
-    return replace(observations, batches=batches[mask])
