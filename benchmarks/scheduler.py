@@ -25,7 +25,7 @@ from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position,
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.messages import Action, Answered, Event, Ready, Send
-from swift_loader.scheduler.queues import InFlightLimit, Limits
+from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
 
@@ -49,8 +49,7 @@ class TimedScheduler:
     """The real scheduler, whose workers build batches in virtual time. The loop takes each batch as soon as it can."""
 
     def __init__(self, num_workers: int, *, in_order: bool) -> None:
-        limit = InFlightLimit.of(None, num_workers, in_order=in_order)
-        limits = Limits(limit.num_batches, limit.per_worker, 64, in_order)
+        limits = Limits.of(None, None, 64, num_workers, in_order=in_order)
         self._scheduler = Scheduler(SchedulerSettings(limits, max_restarts=100, num_workers=num_workers))
         plan = Plan.of(_NUM_STEPS, PlanSettings.of_seed(0))
         self._scheduler.begin(PlannedSource(plan, 0, 0), keeps_meaning=True)

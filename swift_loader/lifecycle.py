@@ -202,8 +202,7 @@ class Lifecycle:
                     group.store, group.ranks, group.rank, delivery.timeout_s, delivery.stall_warning_s
                 )
             plan = replace(options.sampling.plan_settings(self.run.order, ranks), skips=self.run.skips)
-            if delivery.in_flight.warning:
-                warn(delivery.in_flight.warning)
+            delivery.warn_of_idle_workers()
             if broadcast is not None and not broadcast.is_leader:
                 self._release()
                 dataset = fleet = None
@@ -296,8 +295,8 @@ class Lifecycle:
             elif self._fleet is not None:
                 self._fleet.resize(options.delivery.num_workers, options.delivery.limits)
             self.options = options
-        if self.session is not None and options.delivery.in_flight.warning:
-            warn(options.delivery.in_flight.warning)
+        if self.session is not None:
+            options.delivery.warn_of_idle_workers()
 
     # Passes -----------------------------------------------------------------------------------------------------------
 

@@ -528,7 +528,7 @@ class SwiftLoader:
         position = self._lifecycle.run.position
         name = self._lifecycle.state.value + (f", {session!r}" if session is not None else "")
         batch_nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
-        queue = f", data_queue_size={delivery.in_flight.describe(batch_nbytes)}" if delivery.num_workers else ""
+        queue = f", data_queue_size={delivery.describe_in_flight(batch_nbytes)}" if delivery.num_workers else ""
         return (
             f"<SwiftLoader {name}; batch_size={sampling.batch_size}, nb_consumer={sampling.world_size}, "
             f"worker_per_consumer={delivery.num_workers}{queue}, shuffle={sampling.shuffle}, {position!r}>"

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,13 @@ from swift_loader.checks import (
     checked,
     option,
 )
+from swift_loader.errors import warn
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler.queues import InFlightLimit, Limits
+from swift_loader.scheduler.queues import Limits, chosen_in_flight
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
@@ -160,6 +160,11 @@ def _hint(name: str, known: list[str], instead: dict[str, str]) -> str:
 
 MAX_WORKERS = 4096
 """Each worker is a process with several descriptors. No machine runs this many."""
+
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_MAX_SHOWN = 999.5
+"""With three digits; more is shown in the next unit."""
 
 
 class WorkerType(str, Enum):
@@ -354,9 +359,9 @@ class DeliveryOptions:
     worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
     in_order: bool = option("in_order", check_flag)
     max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
-    """None: chosen by `InFlightLimit`. This and the next two become `limits`."""
+    """None: chosen by `Limits`. This and the next two become `limits`."""
     max_ready_per_worker: int | None = option("max_buffer_size", check_optional_integer, 1)
-    """None: chosen by `InFlightLimit`."""
+    """None: chosen by `Limits`."""
     max_tasks: int = option("message_queue_size", check_integer, 1)
     thread_per_worker: bool = option("multithread", check_flag)
     batch_decoder: Callable[[bytes], Any] | None = option("batch_decoder", check_callable)
@@ -369,9 +374,7 @@ class DeliveryOptions:
     """How many workers in a row with one id may be replaced before one of them builds a batch."""
     max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
     pin_memory: bool = option("pin_memory", check_flag)
-    executor: RayExecutor | None = field(
-        default=None, metadata={"option": "executor", "check": partial(check_executor, "executor")}
-    )
+    executor: RayExecutor | None = option("executor", check_executor)
     """Where further workers are. They count in `num_workers`. None: all of them are on this machine."""
 
     num_local: int = 0
@@ -393,11 +396,6 @@ class DeliveryOptions:
         return self.num_workers > 0 and self.worker_type is WorkerType.THREAD
 
     @property
-    def in_flight(self) -> InFlightLimit:
-        """How many batches may be in flight, and who chose that."""
-        return InFlightLimit.of(self.max_in_flight, self.num_workers, in_order=self.in_order)
-
-    @property
     def scheduling(self) -> SchedulerSettings:
         """What the scheduler's decisions depend on."""
         return SchedulerSettings(
@@ -407,13 +405,35 @@ class DeliveryOptions:
     @property
     def limits(self) -> Limits:
         """How far ahead of the loop the workers may work."""
-        in_flight = self.in_flight
-        return Limits(
-            max_in_flight=in_flight.num_batches,
-            max_ready_per_worker=self.max_ready_per_worker or in_flight.per_worker,
-            max_tasks=self.max_tasks,
-            in_order=self.in_order,
-        )
+        given = self.max_in_flight, self.max_ready_per_worker, self.max_tasks
+        return Limits.of(*given, self.num_workers, in_order=self.in_order)
+
+    def warn_of_idle_workers(self) -> None:
+        """Warn if the user's limit doesn't let all workers be busy."""
+        limit, number = self.limits.max_in_flight, self.num_workers
+        if limit < number:
+            warn(
+                f"data_queue_size={limit} keeps at most {limit} of worker_per_consumer={number} workers busy. Leave "
+                f"data_queue_size out to get {chosen_in_flight(number, in_order=self.in_order)}, give at least "
+                f"{number}, or start fewer workers"
+            )
+
+    def describe_in_flight(self, batch_nbytes: int) -> str:
+        """Return how many batches may be in flight, and their memory if the size of a batch is known; 0 is unknown."""
+        number, remarks = self.limits.max_in_flight, ["chosen"] if self.max_in_flight is None else []
+        if batch_nbytes:
+            remarks.append(
+                f"{number} batches of {_shown_bytes(batch_nbytes)} are {_shown_bytes(number * batch_nbytes)}"
+            )
+        return f"{number} ({'; '.join(remarks)})" if remarks else str(number)
+
+
+def _shown_bytes(nbytes: int) -> str:
+    """Return three digits and a unit."""
+    number, unit = float(nbytes), 0
+    while number >= _MAX_SHOWN and unit + 1 < len(_UNITS):
+        number, unit = number / 1000, unit + 1
+    return f"{number:.3g} {_UNITS[unit]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,12 +480,20 @@ class Options:
             TypeError: An argument has the wrong type, or two arguments exclude each other.
             ValueError: A value is out of its range. The message names the value, what is allowed and what to change.
         """
-        executor = check_executor("executor", given.get("executor"))
+        executor, number = check_executor("executor", given.get("executor")), given["worker_per_consumer"]
+        if number is None:  # on this machine: one, or none if there are others
+            number = 1 if executor is None else 0
+        delivery = checked(DeliveryOptions, {**given, "worker_per_consumer": number})
+        if executor is not None:
+            if delivery.is_auto or delivery.worker_type is WorkerType.THREAD:
+                raise ValueError(
+                    "worker_per_consumer='auto' and worker_type='thread' don't work with executor=; give the number of "
+                    "worker processes on this machine, or leave them out"
+                )
+            total = check_integer("num_workers", delivery.num_workers + executor.num_workers, 1, MAX_WORKERS)
+            delivery = replace(delivery, num_workers=total, num_local=delivery.num_workers)
         return cls(
-            checked(SamplingOptions, given),
-            checked(WorkerOptions, given),
-            with_executor(checked(DeliveryOptions, {**given, "worker_per_consumer": _num_here(given, executor)})),
-            checked(ReportOptions, given),
+            checked(SamplingOptions, given), checked(WorkerOptions, given), delivery, checked(ReportOptions, given)
         )
 
     def __post_init__(self) -> None:
@@ -527,29 +555,6 @@ class Options:
             "rng": workers.rng.value,
             "on_error": workers.on_error.value,
         }
-
-
-def _num_here(given: Mapping[str, Any], executor: RayExecutor | None) -> Any:
-    """Return how many workers there are on this machine: by default one, or none if there are others."""
-    number = given["worker_per_consumer"]
-    return (1 if executor is None else 0) if number is None else number
-
-
-def with_executor(delivery: DeliveryOptions) -> DeliveryOptions:
-    """Return the options with the executor's workers among the workers.
-
-    Raises:
-        ValueError: The options don't go together.
-    """
-    if delivery.executor is None:
-        return delivery
-    if delivery.is_auto or delivery.worker_type is WorkerType.THREAD:
-        raise ValueError(
-            "worker_per_consumer='auto' and worker_type='thread' don't work with executor=; give the number of worker "
-            "processes on this machine, or leave them out"
-        )
-    total = check_integer("num_workers", delivery.num_workers + delivery.executor.num_workers, 1, MAX_WORKERS)
-    return replace(delivery, num_workers=total, num_local=delivery.num_workers)
 
 
 def default_seed() -> int:

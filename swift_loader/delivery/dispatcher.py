@@ -196,12 +196,8 @@ class Dispatcher:
         if executor.owner is not None:
             executor.owner.check()
         is_same_plan = isinstance(source, PlannedSource) and settings == (self._settings or executor.plan.settings)
-        is_there = (
-            is_same_plan
-            and isinstance(source, PlannedSource)
-            and isinstance(ledger.source, PlannedSource)
-            and ledger.source.is_at(source, ledger.num_delivered, in_order=scheduler.limits.in_order)
-        )
+        in_order, before = scheduler.limits.in_order, ledger.source
+        is_there = is_same_plan and before is not None and before.is_at(source, ledger.num_delivered, in_order=in_order)
         if awaits_first:
             with self.lock:
                 ledger.use_limits(replace(scheduler.limits, max_in_flight=1))
@@ -223,27 +219,16 @@ class Dispatcher:
         return ledger.num_delivered
 
     def _await_first(self) -> None:
-        scheduler = self._scheduler
         with explaining_limits(), self._loop_lock:
             receivers = self._open_receivers()
-            inbox = receivers.take()
+            first = self._wait(receivers, takes=False)
+            if first.error is not None:
+                raise first.error
             with self.lock:
-                scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-            while True:
-                with self.lock:
-                    self._check_open()
-                    first = scheduler.ledger.next_deliverable()
-                    error = self.error if first is None else first.error
-                    if error is not None:
-                        raise error
-                    if first is not None or scheduler.ledger.is_exhausted:
-                        scheduler.ledger.use_limits(scheduler.limits)
-                        break
-                self.act()
-                if self.error is None:
-                    self._receive_or_judge(inbox)
+                self._scheduler.ledger.use_limits(self._scheduler.limits)
             self.act()
             receivers.hand_over()
+            self._phase = _Phase.IDLE
 
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Loop's thread."""
@@ -311,20 +296,20 @@ class Dispatcher:
         ledger = self._scheduler.ledger
         return Delivery(num_before=ledger.num_delivered, is_end=True) if ledger.is_exhausted else None
 
-    def _wait(self, receivers: Receivers) -> Delivery:
-        """Receive until the next batch has arrived."""
+    def _wait(self, receivers: Receivers, *, takes: bool = True) -> Delivery:
+        """Receive until the next batch has arrived. Return it, the error or the end in its place; see `act`."""
         did_lead = receivers.loop_leads
         inbox = receivers.take()
         with self.lock:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-        delivery = None if did_lead else self.act(takes=True)  # the threads may have received it until now
+        delivery = None if did_lead else self.act(takes=takes)  # the threads may have received it until now
         while delivery is None:
             self._phase = _Phase.WAITING
             self._receive_or_judge(inbox)
             self._phase = _Phase.TAKING
-            delivery = self.act(takes=True)
+            delivery = self.act(takes=takes)
             if delivery is None and self.error is not None:  # what was just decided may have failed
-                delivery = self.act(takes=True)
+                delivery = self.act(takes=takes)
         return delivery
 
     def is_ready(self) -> bool:
@@ -401,10 +386,12 @@ class Dispatcher:
             raise interrupt
         return bool(events)
 
-    def act(self, *, takes: bool = False) -> Delivery | None:
+    def act(self, *, takes: bool | None = None) -> Delivery | None:
         """Carry out what the scheduler decides. To be called also when the source of work has more. Any thread.
 
-        `takes`: return the next batch, the error or the end in its place, or None if it isn't ready. Loop's thread.
+        `takes`: return the next batch, the error or the end in its place, or None if it isn't ready. False: the batch
+        stays. None: return nothing. Only the loop's thread gives another one than None.
+
         If a signal handler raises an exception meanwhile, the next call continues, but what was taken is lost.
         """
         delivery: Delivery | None = None
@@ -414,6 +401,8 @@ class Dispatcher:
             with self.lock:
                 if takes:
                     delivery = self._scheduler.ledger.deliver() or self._end()
+                elif takes is not None:
+                    delivery = self._scheduler.ledger.next_deliverable() or self._end()
                 to_do += self._scheduler.decide(time.monotonic())
             while to_do:
                 action = to_do[0]

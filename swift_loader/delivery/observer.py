@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from swift_loader.executors.processes import setup_of
-from swift_loader.metrics.machine import available_memory
+from swift_loader.metrics.machine import available_cores, available_memory, ranks_here
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.report import Report, Teller
@@ -62,4 +61,16 @@ class Observer:
 def _setup(loader: Any) -> Setup:
     """Return what the loader and its machine have now."""
     delivery, batch_size, has_device = loader._observed()  # noqa: SLF001
-    return setup_of(delivery, num_workers=int(delivery.num_workers), batch_size=batch_size, has_device=has_device)
+    num_workers = int(delivery.num_workers)
+    return Setup(
+        num_workers=num_workers,
+        max_in_flight=delivery.limits.max_in_flight if num_workers else 1,
+        is_in_flight_chosen=delivery.max_in_flight is None,
+        in_order=delivery.in_order,
+        batch_size=batch_size,
+        worker_type=delivery.worker_type.value,
+        num_cores=available_cores(),
+        world_size_here=ranks_here(),
+        has_device=has_device,
+        num_remote=0 if delivery.executor is None else max(0, num_workers - delivery.num_local),
+    )

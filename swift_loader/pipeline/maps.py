@@ -128,6 +128,7 @@ def process_executor(
         max_restarts=settings.max_restarts,
         max_on_device=1,
         pin_memory=False,
+        executor=None,
     )
     starter = make_fleet(WorkerSpec(options, plan), delivery, StageExplainer(delivery, stage))
     return WorkerExecutor(starter, Metrics(enabled=False), logger.debug)

@@ -142,7 +142,23 @@ class Skips:
 
         A checkpoint may have converted the integers and lists.
         """
-        return NO_SKIPS.added(_checked_range(one, num_samples) for one in _items(value))
+        try:
+            rows = [[-1 if (number := as_integer(field)) is None else number for field in row] for row in value]
+        except TypeError:
+            rows = [[]]
+        is_other = isinstance(value, (str, bytes, Mapping))
+        if is_other or any(len(row) != _NUM_FIELDS or min(row) < 0 or row[1] >= row[2] for row in rows):
+            raise StateMismatch(
+                f"the state's skipped={shown(value)} must be a list of ranges [epoch, begin, end] with begin < end; "
+                f"pass the dict that state_dict() returned, unchanged"
+            )
+        for row in rows:
+            if num_samples is None or row[2] > num_samples:
+                raise StateMismatch(
+                    f"the state's skipped range {row} ends beyond its num_samples={num_samples}; pass the dict that "
+                    f"state_dict() returned, unchanged"
+                )
+        return NO_SKIPS.added(SkippedRange(*row) for row in rows)
 
     def _of(self, epoch: int) -> tuple[SkippedRange, ...]:
         return tuple(one for one in self.ranges if one.epoch == epoch) if self.ranges else ()
@@ -150,37 +166,6 @@ class Skips:
 
 NO_SKIPS = Skips()
 _NUM_FIELDS = 3
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, (str, bytes, Mapping)):
-        raise _not_ranges(value)
-    try:
-        return list(value)
-    except TypeError as error:
-        raise _not_ranges(value) from error
-
-
-def _checked_range(value: Any, num_samples: int | None) -> SkippedRange:
-    fields = [number for number in map(as_integer, _items(value)) if number is not None]
-    if len(fields) != _NUM_FIELDS or len(_items(value)) != _NUM_FIELDS:
-        raise _not_ranges(value)
-    found = SkippedRange(*fields)
-    if found.epoch < 0 or not 0 <= found.begin < found.end:
-        raise _not_ranges(value)
-    if num_samples is None or found.end > num_samples:
-        raise StateMismatch(
-            f"the state's skipped range {shown(value)} ends beyond its num_samples={num_samples}; pass the dict that "
-            f"state_dict() returned, unchanged"
-        )
-    return found
-
-
-def _not_ranges(value: Any) -> StateMismatch:
-    return StateMismatch(
-        f"the state's skipped={shown(value)} must be a list of ranges [epoch, begin, end] with begin < end; pass the "
-        f"dict that state_dict() returned, unchanged"
-    )
 
 
 @dataclass(frozen=True, slots=True)

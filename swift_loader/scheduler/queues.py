@@ -52,10 +52,6 @@ that a waiting task saves. Behind a slow batch, the task would hold up all later
 MIN_ENTRIES = 64
 """Old entries of the heap are removed when there are so many more than twice the workers, which is O(1) per entry."""
 
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
-_MAX_SHOWN = 999.5
-"""With three digits; more is shown in the next unit."""
-
 Task = tuple[int, int]
 """(generation, sequence)."""
 
@@ -78,6 +74,15 @@ class Limits:
     num_expected: int = 0
     """Until so many workers are there, each has at most one task. Datasets may wait for each other in all of them."""
 
+    @classmethod
+    def of(
+        cls, max_in_flight: int | None, max_ready: int | None, max_tasks: int, num_workers: int, *, in_order: bool
+    ) -> Limits:
+        """Return the limits of one loader. What is None is chosen by the number of workers."""
+        num_batches = max_in_flight or chosen_in_flight(num_workers, in_order=in_order)
+        # A worker's share and one more, because some are slower than others.
+        return cls(num_batches, max_ready or max(2, num_batches // max(1, num_workers) + 1), max_tasks, in_order)
+
     def max_of_worker(self, num_workers: int) -> int:
         """Return how many batches of one of so many workers may be built or waiting at a time."""
         return min(self.max_in_flight, self.max_ready_per_worker + min(self.max_tasks, self.share(num_workers)))
@@ -87,55 +92,9 @@ class Limits:
         return max(1, self.max_in_flight // max(1, num_workers))
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightLimit:
-    """The limit of one loader."""
-
-    num_batches: int
-    num_workers: int
-    num_chosen: int
-    """What follows from the number of workers."""
-    is_chosen: bool
-    """Whether that is the limit. If not, the user gave another one."""
-
-    @classmethod
-    def of(cls, data_queue_size: int | None, num_workers: int, *, in_order: bool) -> InFlightLimit:
-        """Return the limit that was given, or choose one."""
-        num_chosen = max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)
-        return cls(data_queue_size or num_chosen, num_workers, num_chosen, data_queue_size is None)
-
-    @property
-    def per_worker(self) -> int:
-        """How many batches of one worker may be ready: its share and one more, because some are slower than others."""
-        return max(2, self.num_batches // max(1, self.num_workers) + 1)
-
-    @property
-    def warning(self) -> str:
-        """What the user is told when workers start; empty if all of them can be busy."""
-        if self.num_batches >= self.num_workers:
-            return ""
-        return (
-            f"data_queue_size={self.num_batches} keeps at most {self.num_batches} of worker_per_consumer="
-            f"{self.num_workers} workers busy. Leave data_queue_size out to get "
-            f"{self.num_chosen}, give at least {self.num_workers}, or start fewer "
-            f"workers"
-        )
-
-    def describe(self, batch_nbytes: int) -> str:
-        """Return the number, and the memory that it means if the size of a batch is known; 0 is unknown."""
-        remarks = ["chosen"] if self.is_chosen else []
-        if batch_nbytes:
-            total = self.num_batches * batch_nbytes
-            remarks.append(f"{self.num_batches} batches of {_shown_bytes(batch_nbytes)} are {_shown_bytes(total)}")
-        return f"{self.num_batches} ({'; '.join(remarks)})" if remarks else str(self.num_batches)
-
-
-def _shown_bytes(nbytes: int) -> str:
-    """Return three digits and a unit."""
-    number, unit = float(nbytes), 0
-    while number >= _MAX_SHOWN and unit + 1 < len(_UNITS):
-        number, unit = number / 1000, unit + 1
-    return f"{number:.3g} {_UNITS[unit]}"
+def chosen_in_flight(num_workers: int, *, in_order: bool) -> int:
+    """Return how many batches may be in flight if the user doesn't say."""
+    return max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)
 
 
 @dataclass(slots=True)

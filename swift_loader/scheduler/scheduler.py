@@ -18,35 +18,10 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import ProtocolError
+from swift_loader.scheduler import messages
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.messages import (
-    Action,
-    Answered,
-    Disconnected,
-    Dismiss,
-    Ended,
-    Event,
-    ExecutorFailed,
-    Fail,
-    GiveUp,
-    Kill,
-    Look,
-    Ready,
-    Reap,
-    Release,
-    ReplaceTemplate,
-    SampleFailed,
-    Skipped,
-    Stall,
-    Start,
-    StreamEnded,
-    TemplateEnded,
-    TemplateLost,
-    Warn,
-    WorkerLost,
-)
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import WorkSource, key_of
 from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
@@ -104,7 +79,7 @@ class Scheduler:
         """By serial number; all but those that are GONE. A worker is known from its first event on."""
         self._starting = set(range(settings.num_workers or 0))
         """Ids of workers that were started, and of which nothing was heard yet."""
-        self._actions: list[Action] = []
+        self._actions: list[messages.Action] = []
         """What `decide` returns first."""
 
     # The loop's side
@@ -121,11 +96,11 @@ class Scheduler:
                 worker.work = None
         return self.ledger.begin(source)
 
-    def fail(self, cause: WorkerLost | BaseException) -> None:
+    def fail(self, cause: messages.WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
         if self.state is SchedulerState.RUNNING:
             self.state = SchedulerState.FAILED
-            self._actions.append(Fail(cause))
+            self._actions.append(messages.Fail(cause))
 
     def close(self) -> list[Any]:
         """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
@@ -159,7 +134,7 @@ class Scheduler:
 
     def _start(self, worker_id: int) -> None:
         self._starting.add(worker_id)
-        self._actions.append(Start(worker_id))
+        self._actions.append(messages.Start(worker_id))
 
     def _is_wanted(self, worker: Worker) -> bool:
         return self._num_wanted is None or worker.worker_id < self._num_wanted
@@ -179,7 +154,7 @@ class Scheduler:
         is_done = worker.state is WorkerState.LEAVING and not worker.sent_s
         if is_done and self.state is not SchedulerState.FAILED:
             worker.move(WorkerMove.DISMISS)
-            self._actions.append(Dismiss(worker.serial))
+            self._actions.append(messages.Dismiss(worker.serial))
 
     # The executor's side
 
@@ -188,7 +163,7 @@ class Scheduler:
         """Whether `decide` may return something. It needs no lock for what the calling thread has caused."""
         return bool(self._actions) or self.ledger.may_assign
 
-    def decide(self, now_s: float) -> list[Action]:
+    def decide(self, now_s: float) -> list[messages.Action]:
         """Return what to do now: first what events and times have caused, then each task for which there is room.
 
         Raises what the source of work raised. What was decided before comes with the next call.
@@ -204,7 +179,7 @@ class Scheduler:
         self._actions = []
         return actions
 
-    def handle(self, event: Event, now_s: float) -> None:
+    def handle(self, event: messages.Event, now_s: float) -> None:
         """Take in what happened.
 
         Raises `ProtocolError` if a worker said what makes no sense. The caller then handles `ExecutorFailed`.
@@ -212,35 +187,35 @@ class Scheduler:
         if self.state is SchedulerState.CLOSED:
             return
         match event:
-            case Answered():
+            case messages.Answered():
                 batch = self.ledger.complete(event)
                 worker = self._workers[event.worker]
                 if batch is not None and batch.work is not None and self._restarts.is_counting:
                     self._restarts.note_batch(worker.worker_id, key_of(batch.work))
                 self._note_answer(worker, now_s, batch)
-            case SampleFailed():
+            case messages.SampleFailed():
                 self.ledger.note_failure(event)
-            case Skipped():
+            case messages.Skipped():
                 self.ledger.skip(event)
                 self._note_answer(self._workers[event.worker], now_s)
-            case StreamEnded():
+            case messages.StreamEnded():
                 self.ledger.end_shard(event)
                 self._note_answer(self._workers[event.worker], now_s)
-            case Ready():
+            case messages.Ready():
                 worker = self._meet(event)
                 worker.move(WorkerMove.READY)
                 self.ledger.queues.add(event.worker, event.worker_id)
                 self._keep_or_leave(worker)  # it may have been dismissed while it started
-            case Disconnected():
+            case messages.Disconnected():
                 self._lose(self._meet(event), WorkerMove.DISCONNECT)
-            case Ended():
+            case messages.Ended():
                 self._take_ended(event, now_s)
-            case TemplateEnded():
+            case messages.TemplateEnded():
                 self._take_template_ended(event)
-            case ExecutorFailed():
+            case messages.ExecutorFailed():
                 self.fail(event.error)
 
-    def _meet(self, event: Ready | Disconnected) -> Worker:
+    def _meet(self, event: messages.Ready | messages.Disconnected) -> Worker:
         """Return the record of a worker. Its first event makes it."""
         self._starting.discard(event.worker_id)
         return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
@@ -260,9 +235,9 @@ class Scheduler:
             # Its batches are LOST only when it is replaced: one that kills workers must not reach another one first.
             self.ledger.queues.retire(worker.serial)
             worker.work = self.ledger.work_of(worker.serial)
-            self._actions.append(Reap(worker.serial))
+            self._actions.append(messages.Reap(worker.serial))
 
-    def _take_ended(self, event: Ended, now_s: float) -> None:
+    def _take_ended(self, event: messages.Ended, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
@@ -285,12 +260,14 @@ class Scheduler:
             if is_survived and not is_wanted:
                 decision = Decision.LET_GO
             num_in_a_row = self._restarts.num_in_a_row(worker.worker_id)
-            lost = WorkerLost(worker.serial, worker.worker_id, decision, num_in_a_row, work, num_lost, event.death)
+            lost = messages.WorkerLost(
+                worker.serial, worker.worker_id, decision, num_in_a_row, work, num_lost, event.death
+            )
             if not is_survived:
                 self.fail(lost)
                 return
-            self._actions.append(Warn(lost))
-        self._actions.append(Release(worker.serial))
+            self._actions.append(messages.Warn(lost))
+        self._actions.append(messages.Release(worker.serial))
         if is_wanted:
             self._start(worker.worker_id)
 
@@ -300,14 +277,16 @@ class Scheduler:
         if stall is None or stall.error is None or stall.is_of_sample or stall.work is None or task is None:
             return
         if self.ledger.work_of(worker.serial) is stall.work:
-            self.handle(Answered(worker.serial, *task, error=stall.error, build_s=stall.busy_s), now_s)
+            self.handle(messages.Answered(worker.serial, *task, error=stall.error, build_s=stall.busy_s), now_s)
 
-    def _take_template_ended(self, event: TemplateEnded) -> None:
+    def _take_template_ended(self, event: messages.TemplateEnded) -> None:
         if self.state is SchedulerState.FAILED:
             return
         if self._restarts.note_death(TEMPLATE, None) is Decision.REPLACE:
-            self._actions.append(Warn(TemplateLost(event.error, self._restarts.num_in_a_row(TEMPLATE))))
-            self._actions += [] if event.is_replaced else [ReplaceTemplate()]
+            self._actions.append(
+                messages.Warn(messages.TemplateLost(event.error, self._restarts.num_in_a_row(TEMPLATE)))
+            )
+            self._actions += [] if event.is_replaced else [messages.ReplaceTemplate()]
         else:
             self.fail(event.error)
 
@@ -333,9 +312,9 @@ class Scheduler:
             self._judge_worker(worker, now_s)
         if not awaited:
             judgement = self.watchdog.judge_itself(now_s)
-            stall = Stall(None, self.ledger.head(), now_s - self.watchdog.began_s)
+            stall = messages.Stall(None, self.ledger.head(), now_s - self.watchdog.began_s)
             if judgement is not Judgement.NOTHING:
-                self._actions.append(GiveUp(stall) if judgement is Judgement.GIVE_UP else Warn(stall))
+                self._actions.append(messages.GiveUp(stall) if judgement is Judgement.GIVE_UP else messages.Warn(stall))
         self.watchdog.plan_next_check([worker.busy_since_s for worker in awaited], now_s)
 
     def _judge_worker(self, worker: Worker, now_s: float) -> None:
@@ -348,19 +327,19 @@ class Scheduler:
                 self._lose(worker, WorkerMove.ABANDON)
             return
         if self._settings.replaces_stalled and self.watchdog.is_half_over(worker.serial, since_s, now_s):
-            self._actions.append(Look(worker.serial))
+            self._actions.append(messages.Look(worker.serial))
         if judgement is not Judgement.NOTHING:
-            stall = Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)
+            stall = messages.Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)
             if judgement is Judgement.WARN:
-                self._actions.append(Warn(stall))
+                self._actions.append(messages.Warn(stall))
                 return
             if not self._settings.replaces_stalled:
-                self._actions.append(GiveUp(stall))
+                self._actions.append(messages.GiveUp(stall))
                 return
             worker.move(WorkerMove.KILL)
             worker.killed_s, worker.stall = now_s, stall
             self.ledger.queues.retire(worker.serial)
-            self._actions.append(Kill(worker.serial, stall))
+            self._actions.append(messages.Kill(worker.serial, stall))
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.state.value}, {self.ledger!r}>"

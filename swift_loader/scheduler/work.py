@@ -62,6 +62,10 @@ class WorkSource:
         """Return the next work; None if there is none left, or none now."""
         raise NotImplementedError
 
+    def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:  # noqa: ARG002
+        """Return whether the other one's first batch follows after this number of this one's. The plan is the same."""
+        return False
+
     def end_shard(self, work: StreamWork) -> None:
         """Hand out no more work of this shard, which has no batch for `work`. Only called for `StreamWork`."""
 
@@ -98,12 +102,12 @@ class PlannedSource(WorkSource):
         self._step += 1
         return work
 
-    def is_at(self, other: PlannedSource, num_delivered: int, *, in_order: bool) -> bool:
-        """Return whether the other one's first batch follows after this number of this one's. The plan is the same."""
+    def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:
+        """See `WorkSource`."""
         position = self._position_after(num_delivered)
         # Out of order, a count tells which batches were delivered only between two epochs.
         is_known = in_order or not num_delivered or not position[1]
-        return is_known and position == other._position_after(0)
+        return is_known and isinstance(other, PlannedSource) and position == other._position_after(0)  # noqa: SLF001
 
     def _position_after(self, num_delivered: int) -> tuple[int, int]:
         epoch, step = self._begin[0], self._begin[1] + num_delivered

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader import SwiftLoader
+from swift_loader import SwiftLoader, SwiftLoaderWarning
 from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
 from swift_loader.worker.spec import WorkerOptions
 from tests.support.helpers import exhaustive, run_script
@@ -279,3 +279,33 @@ class NoItems:
 def test_what_is_no_map_style_dataset_is_named(dataset: Any, text: str) -> None:
     with SwiftLoader(dataset=dataset, worker_per_consumer=0) as loader, pytest.raises(TypeError, match=text):
         loader.start(0)
+
+
+def test_fewer_batches_than_workers_are_worth_a_warning_that_says_what_to_give() -> None:
+    for enough in ({"worker_per_consumer": 8, "data_queue_size": 8}, {"worker_per_consumer": 0, "data_queue_size": 1}):
+        options_of(**enough).delivery.warn_of_idle_workers()
+    text = (
+        "data_queue_size=6 keeps at most 6 of worker_per_consumer=8 workers busy. Leave data_queue_size out to get "
+        "24, give at least 8, or start fewer workers"
+    )
+    few: dict[str, Any] = {"worker_per_consumer": 8, "data_queue_size": 6}
+    with pytest.warns(SwiftLoaderWarning, match=re.escape(text)):
+        options_of(**few).delivery.warn_of_idle_workers()
+    with pytest.warns(SwiftLoaderWarning, match="to get 16"):
+        options_of(**few, in_order=False).delivery.warn_of_idle_workers()
+
+
+@pytest.mark.parametrize(
+    ("batch_nbytes", "text"),
+    [
+        (0, "24 (chosen)"),
+        (1, "24 (chosen; 24 batches of 1 bytes are 24 bytes)"),
+        (9_633_792, "24 (chosen; 24 batches of 9.63 MB are 231 MB)"),
+        (999_999, "24 (chosen; 24 batches of 1 MB are 24 MB)"),
+        (2 * 10**9, "24 (chosen; 24 batches of 2 GB are 48 GB)"),
+    ],
+)
+def test_the_batches_in_flight_say_what_memory_they_mean(batch_nbytes: int, text: str) -> None:
+    assert options_of(worker_per_consumer=8).delivery.describe_in_flight(batch_nbytes) == text
+    given = options_of(worker_per_consumer=8, data_queue_size=5).delivery
+    assert given.describe_in_flight(1000) == "5 (5 batches of 1 kB are 5 kB)"
