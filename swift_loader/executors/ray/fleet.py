@@ -81,8 +81,8 @@ class ActorFleet(Fleet):
         """The first actor that has built the dataset, the dataset's length, and how long that took."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         """For `wait_built`: something may have happened."""
-        self._placement: threading.Timer | None = None
-        """Warns of actors without a place."""
+        self._placement_due_s: float | None = None
+        """When to look for actors that have no place; None: they have one, or that was told."""
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class ActorFleet(Fleet):
         """Start another actor. Returns while Ray places it."""
         with suppress(LoaderClosed):
             self._start(worker_id)
-            self._watch_placement()
+            self._expect_placement()
 
     # The first build --------------------------------------------------------------------------------------------------
 
@@ -261,23 +261,22 @@ class ActorFleet(Fleet):
         unplaced = (worker.process for worker in self.workers.values() if not worker.process.is_placed)
         return sum(time.monotonic() - process.began_s >= for_s for process in unplaced)
 
-    def _watch_placement(self) -> None:
-        """Warn if an actor has no place after a while. Any thread."""
-        limit_s = self._wanted.placement_warning
-        if not self.is_running or limit_s is None or self._placement is not None or not self._num_unplaced():
-            return
-        self._placement = threading.Timer(limit_s, self._look_at_placement, [limit_s])
-        self._placement.name, self._placement.daemon = "swift_loader-placement", True
-        self._placement.start()
+    def _expect_placement(self) -> None:
+        """Warn if an actor that was started has no place after a while."""
+        if (limit_s := self._wanted.placement_warning) is not None:
+            self._placement_due_s = time.monotonic() + limit_s
 
-    def _look_at_placement(self, limit_s: float) -> None:
-        self._placement = None
+    def _look_at_placement(self) -> None:
+        """Warn of actors that have had no place for long. On the thread that leads."""
+        if self._placement_due_s is None or time.monotonic() < self._placement_due_s:
+            return
+        self._placement_due_s = None
         with suppress(Exception):  # the connection has ended meanwhile
-            if num_late := self._num_unplaced(limit_s):
+            if num_late := self._num_unplaced(self._wanted.placement_warning or 0.0):
                 rest = ". The others go on without them" if num_late < len(self.workers) else ""
                 self.notices.append(f"{self._unplaced_text()}{rest}")
-            else:
-                self._watch_placement()
+            elif self._num_unplaced():
+                self._expect_placement()
 
     def explain(self, worker: Handle | None) -> str:
         """Return what Ray says of an actor's end; without an actor, how many have no place."""
@@ -301,6 +300,7 @@ class ActorFleet(Fleet):
 
     def look_at_connection(self) -> ExecutorFailed | None:
         """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
+        self._look_at_placement()
         if self._connection.is_open or not self.is_open or self._payload is None:
             return None
         self._drop_payload()  # it is told once
@@ -324,7 +324,7 @@ class ActorFleet(Fleet):
         first = None if self._first_build is None else self._first_build[0]
         for worker in sorted(self.workers.values(), key=lambda one: one is not first):
             self.post(worker)
-        self._watch_placement()
+        self._expect_placement()
 
     def forget(self, worker: Handle) -> None:
         """Do nothing: `reap` closes what it sends."""
@@ -367,15 +367,9 @@ class ActorFleet(Fleet):
         for worker in workers:
             worker.process.kill()
         self._news.put(None)
-        if (placement := self._placement) is not None:
-            placement.cancel()
 
     def close_processes(self) -> list[Segment]:
         """Wait until the actors have ended, at most `END_LIMIT_S`, and drop all references. Idempotent."""
-        placement, self._placement = self._placement, None
-        if placement is not None and placement is not threading.current_thread():
-            placement.cancel()  # again: the last one may have started it after `stop`
-            placement.join()
         deadline_s = time.monotonic() + END_LIMIT_S
         for worker in self.workers.values():
             if self._connection.is_open:
@@ -450,17 +444,9 @@ class MixedFleet(Fleet):
         """Wait until a process here has built the dataset."""
         return self.local.wait_built(warns=warns)
 
-    def ask_for_stacks(self) -> str:
-        """Return the Python stacks of that process."""
-        return self.local.ask_for_stacks()
-
     def is_current(self) -> bool:
         """Return whether another start would build the same."""
         return self.local.is_current()
-
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> WorkerInbox:
-        """Return one of the processes."""
-        return self.local.make_inbox(reader, posted)
 
     def listen(self, reader: MessageReader) -> None:
         """Make the inboxes of the processes."""
