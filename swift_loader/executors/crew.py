@@ -1,7 +1,7 @@
 """The executor of workers that are threads or coroutines of this process.
 
     loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
-    workers                                  a task of the scheduler's; its events go to the mailbox
+    workers                                  a task of the scheduler's; its events come out of the inbox in use
 
 Each worker does one task at a time, in the order sent. None can be killed. If it takes longer than the timeout, the
 loop's wait ends with an error, or the worker is given up: another one takes its place, and nothing more comes of it.
@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +27,7 @@ from swift_loader.worker.process import stack_of
 
 # Events of the workers, on their way to whoever leads.
 #
-#     workers ──Mailbox.post──► deque ──ThreadInbox.wait──► the thread that leads
+#     workers ──CrewExecutor.post──► deque ──ThreadInbox.wait──► the thread that leads
 #
 # The loop's thread and one other take turns to lead, so there are two inboxes over one deque. Any thread may post. No
 # lock is held in Python code, so a signal handler may interrupt `wait` anywhere.
@@ -37,7 +37,7 @@ _MAX_WAIT_S = 1e6
 
 
 class ThreadInbox(Inbox):
-    """One end of a mailbox. One thread at a time uses it."""
+    """The events of all workers. One thread at a time uses it."""
 
     def __init__(self, events: deque[Event]) -> None:
         """Return these events, in the order in which they were posted."""
@@ -81,22 +81,6 @@ class ThreadInbox(Inbox):
         finally:
             self.num_moves = (self.num_moves + 2) & ~1  # even, wherever an interrupt came
         return True
-
-
-class Mailbox:
-    """The events of all worker threads of a loader."""
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self.of_loop = ThreadInbox(self._events)
-        self.of_receiver = ThreadInbox(self._events)
-        """For the thread that leads while the loop is busy."""
-
-    def post(self, events: Iterable[Event]) -> None:
-        """Add events. Any thread."""
-        self._events.extend(events)
-        self.of_loop.ring()
-        self.of_receiver.ring()
 
 
 # The workers ----------------------------------------------------------------------------------------------------------
@@ -149,14 +133,14 @@ class CrewWorker:
         """Hand over the events of a task. Any thread. Never blocks."""
         with self._lock:
             if not self.is_given_up:
-                self.executor.mailbox.post(events)
+                self.executor.post(events)
 
     def let_go(self) -> None:
         """Say that nothing more comes of it. Any thread. Idempotent."""
         with self._lock:
             if not self.is_given_up:
                 self.is_given_up = True
-                self.executor.mailbox.post([messages.Disconnected(self.serial, self.worker_id)])
+                self.executor.post([messages.Disconnected(self.serial, self.worker_id)])
 
 
 class WorkerThread(CrewWorker):
@@ -231,9 +215,10 @@ class CrewExecutor(Generic[AWorker]):
         self.name = name
         self.owner = ProcessOwner()
         """A fork of it has none of the workers."""
-        self.mailbox = Mailbox()
-        self.inboxes: Sequence[Inbox] = [self.mailbox.of_loop, self.mailbox.of_receiver]
-        """One thread takes over while the loop is busy, and sends the next tasks."""
+        self._events: deque[Event] = deque()
+        """Of all workers."""
+        self.inboxes = [ThreadInbox(self._events), ThreadInbox(self._events)]
+        """The loop's, and that of a thread which takes over while the loop is busy, and sends the next tasks."""
         self._leaves_stalled_out = leaves_stalled_out
         self._lock = threading.RLock()
         """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
@@ -272,6 +257,12 @@ class CrewExecutor(Generic[AWorker]):
             self._workers = {**self._workers, serial: worker}
             worker.start()
 
+    def post(self, events: Iterable[Event]) -> None:
+        """Have events come out of the inbox that is in use. Any thread."""
+        self._events.extend(events)
+        for inbox in self.inboxes:
+            inbox.ring()
+
     def _send(self, worker: AWorker, task: Send) -> None:
         worker.send(task)
 
@@ -290,14 +281,14 @@ class CrewExecutor(Generic[AWorker]):
             if self._leaves_stalled_out:
                 worker.give_up()
             else:
-                self.mailbox.post([messages.ExecutorFailed(worker.stall)])
+                self.post([messages.ExecutorFailed(worker.stall)])
         elif isinstance(action, messages.Dismiss):
             worker.stop()
         elif isinstance(action, messages.Reap):
             if worker.stall is None or worker.is_given_up:
-                self.mailbox.post([messages.Ended(worker.serial, messages.Death(is_at_work=False))])
+                self.post([messages.Ended(worker.serial, messages.Death(is_at_work=False))])
             else:  # a coroutine blocks its loop
-                self.mailbox.post([messages.ExecutorFailed(worker.stall)])
+                self.post([messages.ExecutorFailed(worker.stall)])
         elif isinstance(action, messages.Release):
             self._release(worker)
         return []
@@ -333,7 +324,7 @@ class CrewExecutor(Generic[AWorker]):
     def stop(self) -> None:
         """Do so, and wake whoever waits in the inbox. Any thread. Idempotent."""
         self.stop_workers()
-        self.mailbox.of_loop.wake()
+        self.inboxes[0].wake()
 
     def close(self) -> list[Any]:
         """Wait for the workers to end, at most `JOIN_LIMIT_S` after `stop`, and forget them. Idempotent."""

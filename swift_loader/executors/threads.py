@@ -176,7 +176,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         lock uses this and the next one."""
         self._plans: dict[int, NewPlan] = {}
         """The same with where a worker's dataset continues then, by the worker's id, where that isn't its beginning."""
-        self._draws = DrawWatch(self.mailbox.of_loop, notices) if spec.options.rng is Rng.SAMPLE else None
+        self._draws = DrawWatch(self.inboxes[0], notices) if spec.options.rng is Rng.SAMPLE else None
 
     # Starting
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 
@@ -30,13 +30,6 @@ class Holder(Protocol):
         """Return the descriptors; -1 stands for one that is closed."""
 
 
-class Closable(Protocol):
-    """An end of a pipe."""
-
-    def close(self) -> None:
-        """Close it. Takes no lock."""
-
-
 class Forks:
     """Tells whether there was a fork between two moments. Thread-safe."""
 
@@ -47,13 +40,16 @@ class Forks:
         """Held while an interpreter starts and while a thread forks."""
         self.holders: WeakSet[Holder] = WeakSet()
         """Who owns descriptors of the loaders, which a fork that serves a loader must not keep."""
-        self._kept: WeakSet[Closable] = WeakSet()
+        self._kept: WeakSet[Any] = WeakSet()
         """Ends of pipes that no child may hold open."""
         self._is_under_way = False
         """Whether a thread is forking. Only the thread that holds `starting` changes it."""
 
-    def keep_from_children(self, end: Closable) -> None:
-        """Close the end of a pipe in each child, where a copy would hide this process's end from its peer."""
+    def keep_from_children(self, end: Any) -> None:
+        """Close the end of a pipe in each child, where a copy would hide this process's end from its peer.
+
+        Its `close` takes no lock.
+        """
         self._kept.add(end)
 
     def may_have_seen(self, stamp: object) -> bool:
