@@ -85,7 +85,7 @@ class CoroutineLoop:
         """
         with self._lock:
             loop, thread = self._loop, self._thread
-            if self._users == {user} and loop is not None:
+            if self._users == {user} and loop is not None and thread is not None:
                 call_soon(loop, partial(_cancel_all, loop))
                 self._thread = None
             self._users.discard(user)
