@@ -21,7 +21,7 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
-from swift_loader.executors.processes import ProcessView, processes_of
+from swift_loader.executors.handle import Handle
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
@@ -179,9 +179,9 @@ class Epoch:
             draws, self._is_stream, num_yielded=self._num_yielded, num_sharing=self._num_sharing, **more
         )
 
-    def processes(self) -> list[ProcessView]:
+    def processes(self) -> list[Handle]:
         """Return the worker processes by id, also after the epoch."""
-        return processes_of(self._fleet)
+        return [] if self._fleet is None else self._fleet.processes()
 
     def shut_down(self) -> None:
         """End the workers. There are no more batches. Idempotent."""
@@ -467,7 +467,7 @@ class LoaderIterator(LoopIterator):
         )
 
     @property
-    def _workers(self) -> list[ProcessView]:
+    def _workers(self) -> list[Handle]:
         """The worker processes that serve this epoch now, or served it last. Programs look at torch's so."""
         if not self._has_workers:
             raise AttributeError(f"{type(self).__name__} has no _workers with num_workers=0")

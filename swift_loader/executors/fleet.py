@@ -222,9 +222,9 @@ class Fleet(ABC):
         """Take in that a worker without a pipe may have answered, or that a process has ended. Any thread."""
         raise NotImplementedError
 
-    def processes(self) -> Sequence[Any]:
-        """Return the processes of the workers, by id; without those that are just being replaced. See `Handle`."""
-        return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
+    def processes(self) -> list[Handle]:
+        """Return the workers, by id; without those that are just being replaced."""
+        return sorted(self.workers.values(), key=lambda one: one.worker_id)
 
     # Acting; the caller holds the dispatch lock -----------------------------------------------------------------------
 

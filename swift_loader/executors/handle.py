@@ -75,14 +75,7 @@ class Hang(NamedTuple):
 class Handle:
     """One worker, seen from the trainer."""
 
-    def __init__(
-        self,
-        worker_id: int,
-        serial: int,
-        channel: Any,
-        process: Any,
-        memory: WorkerMemory,
-    ) -> None:
+    def __init__(self, worker_id: int, serial: int, channel: Any, process: Any, memory: WorkerMemory) -> None:
         """Handle a worker. `channel`: our end of its pipe. `process`: `WorkerProcess`, `Interpreter` or `Actor`."""
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""
@@ -220,5 +213,46 @@ class Handle:
             if error.errno not in _GONE:
                 raise
 
+    # What a program may see of the process: as a `multiprocessing.Process`, which torch's iterators have. Any thread.
+    # The loader owns it, and replaces a worker that somebody else ends, if it goes on.
+
+    daemon = True
+
+    @property
+    def name(self) -> str:
+        """As torch calls it."""
+        return f"DataLoader worker {self.worker_id}"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        pid: int = self.process.pid
+        return pid
+
+    ident = pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code, negative for a signal. None until it has ended. 0 if the loader ended it."""
+        exit_code: int | None = self.process.exit_code
+        return exit_code
+
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return not self.process.has_ended
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, or for `timeout` seconds."""
+        self.process.wait_end(timeout)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.process.kill()
+
     def __repr__(self) -> str:
-        return f"<Handle {self.serial} with id {self.worker_id}, pid {self.process.pid}>"
+        end = "" if self.is_alive() else ", ended"
+        return f"<{self.name}, serial {self.serial}, pid {self.pid}{end}>"

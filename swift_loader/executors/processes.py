@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
 
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.wording import Explainer
@@ -55,55 +54,3 @@ def make_fleet(spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer 
     from swift_loader.executors.process.fleet import TemplateFleet
 
     return TemplateFleet(spec, options, explainer)
-
-
-# What a program may see of the processes, under the names that torch's iterators have ---------------------------------
-
-
-class ProcessView:
-    """One worker process, as a `multiprocessing.Process` shows it. The loader owns the process. Any thread."""
-
-    daemon = True
-
-    def __init__(self, worker_id: int, process: Any) -> None:
-        """`process`: see `Handle`."""
-        self.name = f"DataLoader worker {worker_id}"
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return int(self._process.pid)
-
-    ident = pid
-
-    @property
-    def exitcode(self) -> int | None:
-        """Its exit code, negative for a signal. None until it has ended. 0 if the loader ended it."""
-        exit_code: int | None = self._process.exit_code
-        return exit_code
-
-    def is_alive(self) -> bool:
-        """Return whether it runs."""
-        return not self._process.has_ended
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
-        self._process.wait_end(timeout)
-
-    def terminate(self) -> None:
-        """Send SIGTERM. The loader replaces the worker if it goes on."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Send SIGKILL. The loader replaces the worker if it goes on."""
-        self._process.kill()
-
-    def __repr__(self) -> str:
-        return f"<{self.name}, pid {self.pid}{'' if self.is_alive() else ', ended'}>"
-
-
-def processes_of(fleet: Fleet | None) -> list[ProcessView]:
-    """Return the processes of the workers, by id. None if there is no fleet."""
-    found = [] if fleet is None else fleet.processes()
-    return [ProcessView(number, process) for number, process in enumerate(found)]

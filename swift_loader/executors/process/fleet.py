@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
@@ -84,8 +82,8 @@ class TemplateFleet(Fleet):
         """Return an inbox that listens to no worker yet."""
         return EpollInbox(reader, posted)
 
-    def processes(self) -> Sequence[Any]:
-        """Return the processes of the workers, by id; without those that are just being replaced.
+    def processes(self) -> list[Handle]:
+        """Return the workers, by id; without those that are just being replaced.
 
         Waits until all were started, if they are still being started.
         """

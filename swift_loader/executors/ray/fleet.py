@@ -463,7 +463,7 @@ class MixedFleet(Fleet):
         """Start a process or an actor."""
         (self.local if worker_id < self.options.num_local else self.remote).start_worker(worker_id)
 
-    def processes(self) -> Sequence[Any]:
+    def processes(self) -> list[Handle]:
         """Return the processes here, then the actors."""
         return [*self.local.processes(), *self.remote.processes()]
 
