@@ -4,9 +4,8 @@ Each worker is a fresh interpreter with its own dataset. Frames are the same as 
 reads them, too. Other means carry them: connections of `multiprocessing`, and shared memory with names. Nothing is
 forked, no descriptor is sent, and each wait is `multiprocessing.connection.wait`.
 
-fleet.py         starts the interpreters, and stops them; the executor orders that
+fleet.py         starts the interpreters, and stops them; its inbox waits for them
 │ ▲                │ interpreter.py: a process, its pipes, and a thread that waits for its end
-│ └──events── inbox.py ◄──ended──┘
-│                ▲
+│ └────────ended───┘
 └──tasks──► handle ◄──messages── worker process (worker/portable.py)
 """

@@ -37,9 +37,9 @@ from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 if sys.platform == "linux":
-    from swift_loader.executors.process.inbox import EpollInbox as _Inbox
+    from swift_loader.executors.process.fleet import EpollInbox as _Inbox
 else:
-    from swift_loader.executors.portable.inbox import PipeInbox as _Inbox
+    from swift_loader.executors.portable.fleet import PipeInbox as _Inbox
 
 FIRST_SERIAL = 1 << 20
 """Serial numbers of actors begin here, so that workers on this machine have others."""
