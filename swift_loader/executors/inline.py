@@ -157,10 +157,7 @@ class LocalBuilder:
 
 def dataset_of(options: WorkerOptions) -> Any:
     """Return a dataset of this process. The user's generators are put back, and torch has one thread meanwhile."""
-    if options.rng is Rng.NONE:
-        with limited_threads(1):
-            return options.make_dataset()
-    with preserved_generators(), limited_threads(1):
+    with nullcontext() if options.rng is Rng.NONE else preserved_generators(), limited_threads(1):
         return options.make_dataset()
 
 

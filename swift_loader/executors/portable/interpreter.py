@@ -139,9 +139,7 @@ class Interpreter:
         exit_code = self._process.wait()
         if sys.platform != "win32":
             end_group(self._process.pid)  # what the dataset started in it
-            if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
-                self.exit_code = exit_code
-        else:
+        if sys.platform == "win32" or signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
             self.exit_code = exit_code
         self._ended.give(None)
         fleet.note_news(self.serial)

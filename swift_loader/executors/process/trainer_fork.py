@@ -18,12 +18,12 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.interrupts import blocked
@@ -104,32 +104,26 @@ class ForkedChild:
 # standard input, and whatever Python does when a process ends.
 
 
-class Trainer(NamedTuple):
-    """The process that forked."""
-
-    pid: int
-    pidfd: int
-    """Readable once it has ended. -1: the kernel kills the fork then."""
-
-
-def be_forked_template(
-    trainer: Trainer, pipes: tuple[int, int, int], foreign: Iterable[int], dataset_builder: DatasetBuilder
-) -> NoReturn:
+def be_forked_template(pidfd: int, pipes: tuple[int, int, int], builder: DatasetBuilder) -> NoReturn:
     """Be a template from now on. Runs in the fork, on its only thread, with all signals blocked.
 
-    `pipes`: the descriptors of the channel, for traces, and for stderr.
-    `foreign`: the descriptors of the trainer's loaders, which may contain `pipes`. `dataset_builder` returns the
-    trainer's own dataset and functions.
+    `pidfd`: readable once the trainer has ended; -1: the kernel kills this process then. `pipes`: the descriptors of
+    the channel, for traces, and for stderr. `builder` has the trainer's own dataset and functions.
     """
-    if trainer.pidfd < 0:
-        die_with_parent(trainer.pid)
     gc.freeze()  # no object of the trainer is ever finalised here: that might act on what it shares with the trainer
     lead_group()
     channel, traces, stderr = (fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3) for descriptor in pipes)
-    _replace_descriptors(stderr, {*foreign, *pipes})
-    _reset_python()
-    _forget_signal_handlers()
-    run_and_exit(partial(_serve, Channel.from_descriptor(channel), StackDumper(traces), dataset_builder, trainer.pidfd))
+    _replace_descriptors(stderr, {*_descriptors(), *pipes})
+    # What the trainer has set for itself in this interpreter.
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    sys.excepthook = sys.__excepthook__
+    reset_multiprocessing()
+    signal.set_wakeup_fd(-1)  # else each signal here would wake the trainer's asyncio loop
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    reset_signals()  # unblocks them
+    run_and_exit(partial(_serve, Channel.from_descriptor(channel), StackDumper(traces), builder, pidfd))
 
 
 def _serve(channel: Channel, stack_dumper: StackDumper, dataset_builder: DatasetBuilder, trainer: int) -> int:
@@ -156,22 +150,6 @@ def _replace_descriptors(stderr: int, foreign: set[int]) -> None:
     os.close(null)
 
 
-def _reset_python() -> None:
-    """Undo what the trainer has set for itself in this interpreter."""
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    sys.excepthook = sys.__excepthook__
-    reset_multiprocessing()
-
-
-def _forget_signal_handlers() -> None:
-    """Give each signal for which the trainer has a Python function its default action, then unblock all."""
-    signal.set_wakeup_fd(-1)  # else each signal here would wake the trainer's asyncio loop
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    reset_signals()
-
-
 class TrainerFork:
     """What a fork of this process needs to be a template."""
 
@@ -190,8 +168,8 @@ class TrainerFork:
     def start(self, channel: int, traces: int, stderr: int) -> ForkedChild:
         """Fork this process. The fork gets copies of the descriptors. Runs on the thread that starts the loader."""
         # The kernel kills a process when the thread that forked it ends, so another thread's fork watches the process.
-        is_main = threading.current_thread() is threading.main_thread()
-        trainer = Trainer(os.getpid(), -1 if is_main else os.pidfd_open(os.getpid()))
+        trainer, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
+        pidfd = -1 if is_main else os.pidfd_open(trainer)
         # One thread: torch's pool of threads isn't in the fork, and waiting for it would never end.
         environment = replace(Environment.of_this_process(self._spec.modules), torch_threads=1)
         builder = DatasetBuilder((self._spec, self.definitions), environment)
@@ -203,14 +181,16 @@ class TrainerFork:
                 if self._child.pid == 0:
                     exit_code = 1
                     try:
-                        be_forked_template(trainer, (channel, traces, stderr), _descriptors(), builder)
+                        if is_main:
+                            die_with_parent(trainer)
+                        be_forked_template(pidfd, (channel, traces, stderr), builder)
                     except OSError as error:
                         exit_code = exit_code_of(error)
                     finally:
                         os._exit(exit_code)  # whatever happens, the trainer's code isn't run twice
         finally:
-            if trainer.pidfd >= 0:
-                os.close(trainer.pidfd)
+            if pidfd >= 0:
+                os.close(pidfd)
         return self._child
 
 
