@@ -99,7 +99,10 @@ class Segment:
         """
         descriptor = _new_memfd(nbytes)
         try:
-            reserve(descriptor, nbytes)
+            try:
+                os.posix_fallocate(descriptor, 0, nbytes)  # reserves the pages
+            except OSError as error:
+                raise reserving_failed(error, nbytes, _LIMIT) from None
             _seal(descriptor)
             return cls.map(descriptor, nbytes, SHARED), descriptor
         except BaseException:
@@ -228,14 +231,6 @@ def _seal(descriptor: int) -> None:
     with suppress(OSError):  # some systems that emulate Linux have no seals
         os.lseek(descriptor, 0, os.SEEK_END)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-
-
-def reserve(descriptor: int, nbytes: int) -> None:
-    """Set a memfd's size and reserve its pages. Raises `SharedMemoryFull` if there is not enough memory."""
-    try:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    except OSError as error:
-        raise reserving_failed(error, nbytes, _LIMIT) from None
 
 
 def reserving_failed(error: OSError, nbytes: int, limit: str) -> SharedMemoryFull:

@@ -233,10 +233,6 @@ class DatasetBuilder:
             except RecursionError as error:
                 _explain(error)
                 raise
-        self.set_up_torch()
-
-    def set_up_torch(self) -> None:
-        """Give torch the trainer's default dtype, and one thread until `start_service`."""
         set_default_dtype(self._environment.torch_dtype)
         set_num_threads(1)  # torch's threads would outlive the constructor, and the process couldn't be forked
 

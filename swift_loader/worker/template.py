@@ -195,7 +195,7 @@ class Template(ForkServer):
             dumper.start()
         if not self._tries(builder.build):
             if fallback is not None:
-                fallback.release()
+                fallback.end(takes_over=False)
             return 0
         own = [self._channel.fileno(), *dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
         built = ForkHazards.settled(own, dumper.thread_ids)
@@ -210,9 +210,10 @@ class Template(ForkServer):
             builder.drop()
             gc.collect()
             self._channel.close()
-            return _follow(fallback.take_over())
+            return _follow(fallback.end(takes_over=True))
         if fallback is not None:
-            fallback.release()  # the dataset is shared; or it left threads, which would run on here if it served
+            # The dataset is shared; or it left threads, which would run on here if the fallback served.
+            fallback.end(takes_over=False)
         return self._report(reason)
 
     def _report(self, reason: str) -> int:
@@ -316,17 +317,13 @@ class FallbackTemplate:
         """Return the descriptor of the pipe. It is open in the template as long as the fallback waits."""
         return self._go
 
-    def take_over(self) -> int:
-        """Let the fallback take over. Block until it has ended, and return its exit code."""
-        return self._tell(_GO)
+    def end(self, *, takes_over: bool) -> int:
+        """Let the fallback take over, or end it: the dataset is shared, or the template can't be forked.
 
-    def release(self) -> None:
-        """End the fallback and reap it: the dataset is shared, or the template can't be forked."""
-        self._tell(_END)
-
-    def _tell(self, word: bytes) -> int:
-        """Send the instruction. Block until the fallback has ended, and return its exit code."""
-        os.write(self._go, word)  # closing isn't enough: a process started by the dataset may hold the pipe open
+        Blocks until it has ended. Returns its exit code.
+        """
+        # Closing the pipe isn't enough: a process started by the dataset may hold it open.
+        os.write(self._go, _GO if takes_over else _END)
         os.close(self._go)
         _, status = os.waitpid(self._pid, 0)
         return os.waitstatus_to_exitcode(status)
