@@ -91,8 +91,8 @@ class LocalBuilder:
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None) -> None:
         """Build the batches of another plan from now on. `resume`: see `NewPlan`."""
-        self._builder.samples.use_plan(plan, resume)
         self._plan = Plan.of(self._plan.order.num_samples, plan)
+        self._builder.samples.use_plan(plan, resume)
 
     def answer(self, task: Send, building: AbstractContextManager[Any]) -> list[Event]:
         """Build a batch within this context, and decode it. Return its events: its failed samples, then the batch.
