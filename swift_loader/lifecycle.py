@@ -313,23 +313,14 @@ class Lifecycle:
         source, this = session.begin_pass(), self.run.this
         assert this is not None, "it has begun"
         if session.observer.autotuner is None and self.options.delivery.is_auto:
-            session.observer.autotuner = self._make_autotuner(session)
+            setup = session.observer.recent(session, 1).setup
+            number = first_number(setup, session.dispatcher.fastest_build_s)  # it follows from the first batch
+            if number != setup.num_workers:
+                self.resize(number, is_auto=True)
+            session.observer.autotuner = Autotuner(number)
         self.sample_errors.begin(this.begin.epoch, this.plan.num_samples(this.begin.epoch))
         self._last = _NOTHING
         return source
-
-    def _make_autotuner(self, session: Session) -> Autotuner:
-        """Return what chooses the number of workers from now on. The first number follows from the first batch."""
-        setup = session.observer.recent(session, 1).setup
-        number = first_number(setup, session.dispatcher.fastest_build_s)
-        if number != setup.num_workers:
-            self.resize(number, is_auto=True)
-        return Autotuner(number)
-
-    def tune(self, session: Session) -> None:
-        """Change the number of workers if that is due. Between two batches."""
-        if (number := session.observer.tune(session)) is not None:
-            self.resize(number, is_auto=True)
 
     def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:
         """Record that the loop got the batch of this step, and that `num_steps` steps of the epoch are done."""
@@ -492,8 +483,8 @@ class EpochIterator(LoopIterator):
             raise StopIteration
         delivery = self._taken
         if delivery is None:
-            if self._is_tuned:
-                lifecycle.tune(session)
+            if self._is_tuned and (number := session.observer.tune(session)) is not None:
+                lifecycle.resize(number, is_auto=True)
             delivery = self._source.take()
             if delivery.error is not None or delivery.num_before != this.num_steps - session.offset:
                 self._fail_at(delivery, this)

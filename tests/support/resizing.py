@@ -11,7 +11,7 @@ from typing import Any
 from swift_loader import SwiftLoader
 from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.threads import ThreadExecutor
-from swift_loader.scheduler.workers import WorkerState
+from swift_loader.scheduler.scheduler import WorkerState
 from tests.support.datasets import Counting
 from tests.support.helpers import wait_until
 

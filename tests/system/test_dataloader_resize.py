@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker
 
 from swift_loader import DataLoader
 from swift_loader.dataloader.epoch import IndexEpoch
-from swift_loader.scheduler.workers import WorkerState
+from swift_loader.scheduler.scheduler import WorkerState
 from tests.support.helpers import LIKE_A_FORK, wait_until
 from tests.support.resizing import calling
 

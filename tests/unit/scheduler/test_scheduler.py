@@ -15,8 +15,7 @@ from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Scheduler
-from swift_loader.scheduler.workers import Worker
+from swift_loader.scheduler.scheduler import Scheduler, Worker
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
 from tests.unit.scheduler.model import World
 

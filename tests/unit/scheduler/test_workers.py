@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.workers import WORKER_STATES, Worker, WorkerMove, WorkerState
+from swift_loader.scheduler.scheduler import WORKER_STATES, Worker, WorkerMove, WorkerState
 
 
 @given(st.lists(st.sampled_from(list(WorkerMove))))
