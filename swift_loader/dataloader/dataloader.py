@@ -456,5 +456,5 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if "accelerate.accelerator" in sys.modules:  # it may also be somebody who lists attributes
             from swift_loader.integrations.accelerate import keep_class
 
-            keep_class()
+            keep_class(DataLoader)
         return False

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
@@ -38,9 +38,6 @@ from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
-
-if TYPE_CHECKING:
-    from swift_loader.dataloader.dataloader import DataLoader
 
 # Tells which datasets and functions work only in a fork of the trainer, although some can be serialised.
 #
@@ -131,9 +128,9 @@ def _is_shared(tensor: Any) -> bool:
 
 
 def start_workers(
-    loader: DataLoader[Any], shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
+    loader: Any, shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
 ) -> LoaderWorkers:
-    """Start workers as the loader is now.
+    """Start workers as a `swift_loader.DataLoader` is now.
 
     A dataset that can't be sent is shared by forking this process, as torch does. Raises `ForkHangs` if that is known
     to hang. `pool`: memory of its earlier workers. `is_first`: in their first epoch, threads look whether the dataset

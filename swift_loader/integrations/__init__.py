@@ -11,28 +11,24 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from swift_loader.dataloader.dataloader import DataLoader
-
-_OPTIONS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in {"self", "dataset"}]
-
 _ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 """Options that depend on each other."""
 
 
-def converted(loader: TorchDataLoader[Any], like: Any = None) -> DataLoader[Any]:
-    """Return a DataLoader with the same dataset, samplers and options. `loader` must not have been iterated over.
+def converted(loader: TorchDataLoader[Any], kind: Any, like: Any = None) -> Any:
+    """Return a `kind`, a DataLoader, with the same dataset, samplers and options. `loader` hasn't been iterated over.
 
     Options that torch doesn't have are taken from `like`, if it has them.
     """
     options: dict[str, Any] = {}
-    for name in _OPTIONS:
+    for name in inspect.signature(kind.__init__).parameters.keys() - _ABOUT_BATCHES - {"self", "dataset"}:
         owner = loader if hasattr(loader, name) else like
-        if name not in _ABOUT_BATCHES and hasattr(owner, name):
+        if hasattr(owner, name):
             options[name] = getattr(owner, name)
     if not loader.num_workers:
         options["prefetch_factor"] = None  # torch refuses another one
     if loader.batch_size is None and loader.batch_sampler is not None:
-        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **options)
+        return kind(loader.dataset, batch_sampler=loader.batch_sampler, **options)
     if not isinstance(loader.dataset, IterableDataset):
         options["sampler"] = loader.sampler
-    return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **options)
+    return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **options)

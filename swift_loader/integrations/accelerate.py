@@ -22,15 +22,14 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.integrations import converted
 
 _OURS = "_keeps_swift_loader"
 """An attribute of our function, and of what others wrap around it."""
 
 
-def keep_class() -> None:
-    """Let Accelerate load with `swift_loader.DataLoader` where it prepares one, and leave other loaders alone."""
+def keep_class(kind: type[TorchDataLoader[Any]]) -> None:
+    """Let Accelerate load with a `kind`, our DataLoader, where it prepares one, and leave other loaders alone."""
     prepare = accelerate.accelerator.prepare_data_loader
     if hasattr(prepare, _OURS):
         return
@@ -39,10 +38,10 @@ def keep_class() -> None:
     def prepare_and_keep(
         dataloader: Any, *arguments: Any, use_stateful_dataloader: bool = False, **options: Any
     ) -> Any:
-        if not isinstance(dataloader, DataLoader):
+        if not isinstance(dataloader, kind):
             return prepare(dataloader, *arguments, use_stateful_dataloader=use_stateful_dataloader, **options)
         # torchdata's loader would draw from the generator.
-        prepared = load_with_swift(prepare(dataloader, *arguments, **options), like=dataloader)
+        prepared = load_with(kind, prepare(dataloader, *arguments, **options), like=dataloader)
         waits_for_rank_0 = isinstance(prepared, DataLoaderDispatcher) and PartialState().process_index
         if use_stateful_dataloader and not waits_for_rank_0:
             prepared.use_stateful_dataloader = True  # `save_state` saves its position
@@ -52,16 +51,17 @@ def keep_class() -> None:
     accelerate.accelerator.prepare_data_loader = prepare_and_keep
 
 
-def load_with_swift(prepared: Any, like: Any = None) -> Any:
-    """Let a loader that Accelerate has prepared load with `swift_loader.DataLoader`, and return it.
+def load_with(kind: type[TorchDataLoader[Any]], prepared: Any, like: Any = None) -> Any:
+    """Let a loader that Accelerate has prepared load with a DataLoader of this kind, and return it.
 
     Args:
+        kind: `swift_loader.DataLoader`.
         prepared: What `Accelerator.prepare` returned. Must not have been iterated over.
         like: The DataLoader that was given to `prepare`. Options that torch doesn't have are taken from it.
     """
     inner = getattr(prepared, "base_dataloader", None)
-    if isinstance(inner, TorchDataLoader) and not isinstance(inner, DataLoader):
-        prepared.base_dataloader = converted(inner, like)
+    if isinstance(inner, TorchDataLoader) and not isinstance(inner, kind):
+        prepared.base_dataloader = converted(inner, kind, like)
         prepared.dl_state_dict = {}  # what the prepared loader says before its first batch: nothing to resume
         if isinstance(prepared, DataLoaderDispatcher) and not prepared.split_batches:  # rank 0 loads for all ranks
             prepared.adjust_state_dict_for_prefetch = _WholeSteps(prepared, PartialState().num_processes)

@@ -19,10 +19,11 @@ except ModuleNotFoundError as error:
         name="transformers",
     ) from error
 
-from swift_loader.integrations.accelerate import load_with_swift
+from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader.integrations.accelerate import load_with
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import Dataset
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 _ATTRIBUTE = "loader_state"
@@ -89,17 +90,17 @@ class SwiftLoading:
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the train loader."""
-        loader: DataLoader[Any] = load_with_swift(super().get_train_dataloader())  # type: ignore[misc]
+        loader: DataLoader[Any] = load_with(DataLoader, super().get_train_dataloader())  # type: ignore[misc]
         return loader
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return the loader for evaluation."""
-        loader: DataLoader[Any] = load_with_swift(super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
+        loader: DataLoader[Any] = load_with(DataLoader, super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
         return loader
 
     def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
         """Return the loader for prediction."""
-        loader: DataLoader[Any] = load_with_swift(super().get_test_dataloader(test_dataset))  # type: ignore[misc]
+        loader: DataLoader[Any] = load_with(DataLoader, super().get_test_dataloader(test_dataset))  # type: ignore[misc]
         return loader
 
 

@@ -14,6 +14,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("swift_loader.integrations.timm needs timm: pip install timm", name="timm") from error
 
+from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.integrations import converted
 
 
@@ -28,6 +29,8 @@ def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **opti
     del use_multi_epochs_loader
     loader = timm.data.create_loader(*arguments, **options)
     if not hasattr(loader, "loader"):
-        return converted(loader)
-    loader.loader = converted(loader.loader)  # inside timm's PrefetchLoader, which moves and normalises the images
+        return converted(loader, DataLoader)
+    loader.loader = converted(
+        loader.loader, DataLoader
+    )  # inside timm's PrefetchLoader, which moves and normalises the images
     return loader

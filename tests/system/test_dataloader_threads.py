@@ -241,7 +241,11 @@ def test_without_workers_it_has_no_effect() -> None:
 
 def test_copies_of_a_loader_have_threads_too() -> None:
     loader = threaded(Faulty(-1, fail))
-    for copied in (copy.copy, lambda given: pickle.loads(pickle.dumps(given)), converted):
+    for copied in (
+        copy.copy,
+        lambda given: pickle.loads(pickle.dumps(given)),
+        lambda given: converted(given, DataLoader),
+    ):
         iterator = iter(copied(loader))
         assert len(worker_threads()) == 2
         assert numbers(iterator) == list(range(NUM_SAMPLES))

@@ -65,13 +65,14 @@ def test_what_others_have_wrapped_around_accelerates_function_isnt_taken_for_our
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accelerator = pytest.importorskip("accelerate.accelerator")
+    from swift_loader import DataLoader
     from swift_loader.integrations.accelerate import keep_class
 
     theirs = functools.wraps(len)(lambda *arguments: None)
     monkeypatch.setattr(accelerator, "prepare_data_loader", theirs)
-    keep_class()
+    keep_class(DataLoader)
     ours = accelerator.prepare_data_loader
-    keep_class()
+    keep_class(DataLoader)
     assert theirs is not ours is accelerator.prepare_data_loader
 
 
