@@ -132,15 +132,15 @@ class Reference:
                 self._epochs[number] = list(map(digest, loader))
         return self._epochs[number]
 
-    def compare(self, got: list[bytes], epoch: int, *, begin: int = 0, in_order: bool, is_whole: bool = True) -> None:
-        """Fail if batches aren't those of an epoch from one on: in their order, or each of them once."""
-        expected = self.epoch(epoch)[begin:]
-        where = f"epoch {epoch}, from batch {begin} on"
+    def compare(self, got: list[bytes], epoch: int, *, in_order: bool, is_whole: bool = True) -> None:
+        """Fail if batches aren't those of an epoch: in their order, or each of them once."""
+        expected = self.epoch(epoch)
+        where = f"epoch {epoch}"
         if is_whole:
             assert len(got) == len(expected), f"{where}: {len(got)} batches instead of {len(expected)}"
         if in_order:
             differing = [number for number, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b]
-            assert not differing, f"{where}: the batches {differing[:5]} after that are others"
+            assert not differing, f"{where}: the batches {differing[:5]} are others"
             assert len(got) <= len(expected), f"{where}: {len(got)} batches, which is too many"
         else:
             surplus = Counter(got) - Counter(expected)

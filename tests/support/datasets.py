@@ -149,19 +149,6 @@ class FailsToBuild:
         misbehave(deed, marker)
 
 
-class WaitsForAFile(Counting):
-    """All its samples wait until there is a file."""
-
-    def __init__(self, num_samples: int = 100, *, path: str) -> None:
-        super().__init__(num_samples)
-        self.path = Path(path)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        while not self.path.exists():
-            time.sleep(0.005)
-        return {"id": index}
-
-
 class WaitsForAWriter(Counting):
     """Its constructor waits until someone writes to a named pipe."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from tests.support.helpers import ROOT, wait_until
+from tests.support.helpers import ROOT, program_environment, wait_until
 
 _PATIENCE_S = 240
 """For the ranks to start again and train a few steps on a machine with other work."""
@@ -115,14 +114,7 @@ class Cluster:
         command += [f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--log-dir={self.folder}"]
         command += [f"--rdzv-conf=is_host={int(not self.agents)},last_call_timeout=5,keep_alive_interval=2"]
         command += [str(ROOT / "tests" / "system" / self.script), str(self.folder), *self.arguments]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "OMP_NUM_THREADS": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            # torch makes its compiler's cache folder when an optimiser is made, and never removes it.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
-        }
+        environment = program_environment(self.folder) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (self.folder / f"agent-{len(self.agents)}.log").open("wb") as log:
             agent = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         self.agents.append(agent)

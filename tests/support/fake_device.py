@@ -21,6 +21,9 @@ from swift_loader.scheduler.delivery import Delivery
 
 Array = NDArray[Any]
 
+MAX_QUEUED = 1024
+"""How much work the loop's stream takes before the loop has to wait, as CUDA has a limit."""
+
 
 class FakeEvent(Event):
     """A point in the work of one of the streams."""
@@ -79,19 +82,14 @@ class Block:
 class FakeDevice(CopyStream):
     """A `CopyStream`, and what moves batches; until its event has passed, a moved array is something else."""
 
-    def __init__(self, lag: int = 0, max_queued: int = 1024) -> None:
-        """Make a device.
-
-        `lag`: how many copies may be behind before the oldest one is made by itself. `max_queued`: how much work the
-        loop's stream takes before the loop has to wait, as CUDA has a limit.
-        """
+    def __init__(self, lag: int = 0) -> None:
+        """Make a device. `lag`: how many copies may be behind before the oldest one is made by itself."""
         self.log: list[str] = []
         self.num_passed = 0
         """Copies' events that have passed."""
         self.num_blocks = 0
         """Blocks of memory that were ever needed at a time."""
         self._lag = lag
-        self._max_queued = max_queued
         self._num_recorded = 0
         self._num_marks = 0
         self._is_copying = False
@@ -197,7 +195,7 @@ class FakeDevice(CopyStream):
         self.num_passed += 1
 
     def _launch(self, work: Callable[[], None]) -> None:
-        while len(self._loop) >= self._max_queued:
+        while len(self._loop) >= MAX_QUEUED:
             self._advance_loop()
         self._loop.append(work)
 

@@ -23,9 +23,10 @@ PRELUDE = """
     import torch.distributed as dist
     from swift_loader import *
 
-    rank, num_ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    rank, num_ranks, folder, patience_s = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     faulthandler.dump_traceback_later(100, exit=True)
-    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=30), world_size=num_ranks, rank=rank)
+    patience = timedelta(seconds=patience_s)
+    dist.init_process_group("gloo", f"file://{folder}/store", patience, world_size=num_ranks, rank=rank)
     warnings.simplefilter("ignore")
 
     class Dataset:
@@ -70,14 +71,14 @@ PRELUDE = """
 """
 
 
-def start_ranks(script: str, num_ranks: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """Start ranks that run this script after `PRELUDE`."""
+def start_ranks(script: str, num_ranks: int, folder: Path, patience_s: int = 30) -> list[subprocess.Popen[str]]:
+    """Start ranks that run this script after `PRELUDE`, and wait so long for one another."""
     path = folder / "script.py"
     path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(script))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SWIFT_LOADER_ROOT": "0"}
     return [
         subprocess.Popen(
-            [sys.executable, str(path), str(rank), str(num_ranks), str(folder)],
+            [sys.executable, str(path), str(rank), str(num_ranks), str(folder), str(patience_s)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,6 +104,8 @@ def end_ranks(ranks: list[subprocess.Popen[str]], killed: tuple[int, ...] = ()) 
     return reports
 
 
-def run_ranks(script: str, num_ranks: int, folder: Path, killed: tuple[int, ...] = ()) -> list[list[Any]]:
+def run_ranks(
+    script: str, num_ranks: int, folder: Path, killed: tuple[int, ...] = (), patience_s: int = 30
+) -> list[list[Any]]:
     """Run ranks with this script, and return what each has reported."""
-    return end_ranks(start_ranks(script, num_ranks, folder), killed)
+    return end_ranks(start_ranks(script, num_ranks, folder, patience_s), killed)

@@ -209,6 +209,18 @@ def session_of(leader: int) -> list[psutil.Process]:
     return found
 
 
+def program_environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a program that trains in a process of its own. What it keeps goes to the folder."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # torch makes its compiler's cache folder when an optimiser is made, and never removes it.
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+
+
 def run_script(
     code: str,
     *arguments: str,

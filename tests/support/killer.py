@@ -29,6 +29,7 @@ STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """For the failpoints' variable: some workers stop between two pieces of a batch, and the killer finds them."""
 
 _TICK_S = 0.001
+_PAUSE_S = 0.02
 _PATIENCE_S = 5.0
 """For an opportunity of one kind; then any worker is killed."""
 
@@ -54,14 +55,14 @@ class Aim(Enum):
 class Killer:
     """Carries out some kills, one after another, each after the one before has been dealt with."""
 
-    def __init__(self, loader: SwiftLoader, aims: Sequence[Aim], rng: Random, pause_s: float = 0.02) -> None:
+    def __init__(self, loader: SwiftLoader, aims: Sequence[Aim], rng: Random) -> None:
         assert loader._session is not None
         self._dispatcher = loader._session.dispatcher
         self._scheduler = self._dispatcher._scheduler
         fleet = self._dispatcher._executor.fleet  # type: ignore[attr-defined]
         assert isinstance(fleet, TemplateFleet)
         self._fleet = fleet
-        self._aims, self._rng, self._pause_s = aims, rng, pause_s
+        self._aims, self._rng = aims, rng
         self._stop = threading.Event()
         self._is_done = threading.Event()
         self._error: BaseException | None = None
@@ -75,11 +76,6 @@ class Killer:
     def is_done(self) -> bool:
         """Whether all kills that were asked for have been carried out and dealt with."""
         return self._is_done.is_set()
-
-    @property
-    def is_dealt_with(self) -> bool:
-        """Whether all that were killed have been replaced."""
-        return not self._num_missing() and self._struck.isdisjoint(self._fleet.workers)
 
     def __enter__(self) -> Killer:
         self._thread.start()
@@ -99,7 +95,7 @@ class Killer:
     def _run(self) -> None:
         try:
             for aim in self._aims:
-                self._stop.wait(self._rng.expovariate(1 / self._pause_s))
+                self._stop.wait(self._rng.expovariate(1 / _PAUSE_S))
                 self._carry_out(aim)
             self._is_done.set()
             while not self._stop.wait(0.005):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,12 +57,8 @@ def observe(
     steps_per_epoch: int = 1_000_000,
     start_ns: int = 5_000_000_000,
     slowest: tuple[SlowSample, ...] = (),
-    stretch: Callable[[int], float] = lambda num_beside: 1.0,
 ) -> Observations:
-    """Return what a loader with these costs gives, if no one waits for a core.
-
-    `stretch`: by how much the worker's time at a batch is longer if so many others are busy when it begins.
-    """
+    """Return what a loader with these costs gives, if no one waits for a core."""
     batches = np.zeros(num_batches, BATCH)
     free = [0.0] * max(1, setup.num_workers)
     delivered: list[float] = []
@@ -77,8 +73,7 @@ def observe(
         )
         worker = int(np.argmin(free))
         began = max(free[worker], room) if setup.num_workers else now
-        num_beside = sum(end > began for end in free)
-        fetch, others = costs.fetch_of(number) * stretch(num_beside), costs.collate_ms + costs.encode_ms
+        fetch, others = costs.fetch_of(number), costs.collate_ms + costs.encode_ms
         built = began + fetch + others
         free[worker] = built
         received = built + costs.transport_ms
@@ -110,6 +105,6 @@ def observe(
     )
 
 
-def with_workers(number: int, setup: Setup = SETUP) -> Setup:
-    """Return the setup with so many workers, and the limit in flight that is chosen for them."""
-    return replace(setup, num_workers=number, max_in_flight=max(10, 3 * number))
+def with_workers(number: int) -> Setup:
+    """Return the usual setup with so many workers, and the limit in flight that is chosen for them."""
+    return replace(SETUP, num_workers=number, max_in_flight=max(10, 3 * number))

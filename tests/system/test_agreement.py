@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.group import run_ranks
 from tests.support.helpers import ROOT, run_script
 
 pytestmark = pytest.mark.timeout(120)  # the first test waits for the ranks
@@ -43,15 +42,7 @@ SCENARIOS: dict[str, tuple[Options, Options]] = {
 }
 
 RANK = """
-    import json, sys, warnings
-    from datetime import timedelta
-    import torch
-    import torch.distributed as dist
-    from swift_loader import SwiftLoader
-
-    rank, scenarios = int(sys.argv[1]), json.loads(sys.argv[3])
-    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=8), world_size=2, rank=rank)
-    for name, options in scenarios.items():
+    for name, options in json.loads(SCENARIOS).items():
         told = {"batch_size": 4, "worker_per_consumer": 0, **options[rank]}
         if "torch_seed" in told:
             torch.manual_seed(told.pop("torch_seed"))
@@ -66,41 +57,23 @@ RANK = """
             loader.set_epoch(epoch)
             if skip_steps:
                 loader.skip(skip_steps)
-            try:
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
-                    loader.start(index)
-                outcome = [loader.state_dict()["seed"], next(iter(loader)).tolist()]
-            except (ValueError, RuntimeError, ZeroDivisionError) as error:
-                outcome = f"{type(error).__name__}: {error}"
-        print(json.dumps([name, outcome, [str(warning.message) for warning in caught]]), flush=True)
-    dist.destroy_process_group()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = outcome(lambda: loader.start(index))
+            if result is None:
+                result = [loader.state_dict()["seed"], next(iter(loader)).tolist()]
+        report([name, result, [str(warning.message) for warning in caught]])
+    finish()
 """
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What each rank got, by scenario."""
-    folder = tmp_path_factory.mktemp("ranks")
-    script = folder / "rank.py"
-    script.write_text("\n".join(line[4:] for line in RANK.splitlines()))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    ranks = []
-    for rank in (0, 1):
-        command = [sys.executable, str(script), str(rank), str(folder / "meeting"), json.dumps(SCENARIOS)]
-        ranks.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+    script = f"SCENARIOS = {json.dumps(SCENARIOS)!r}\n" + textwrap.dedent(RANK)
     found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
-    try:
-        answers = [process.communicate(timeout=100) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for process, (output, errors) in zip(ranks, answers, strict=True):
-        assert process.returncode == 0, errors
-        for line in output.splitlines():
-            name, *outcome = json.loads(line)
+    for reported in run_ranks(script, 2, tmp_path_factory.mktemp("ranks"), patience_s=8):
+        for name, *outcome in reported:
             found[name].append(outcome)
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import swift_loader
 from swift_loader import SwiftLoader
+from tests.support.helpers import program_environment
 from tests.support.pages import ROOT, Page, documentation
 
 TIMEOUT_S = 300
@@ -32,13 +32,7 @@ def run_pages(pages: list[Page], folder: Path) -> dict[str, str]:
     """Return the traceback of each page, empty where it succeeds; two processes share the work."""
     demanding = [page for page in pages if any(block.needs for block in page.blocks())]
     groups = [demanding, [page for page in pages if page not in demanding]]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-    }
+    environment = program_environment(folder)
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     outcomes: dict[str, str] = {}

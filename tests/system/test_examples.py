@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.helpers import exhaustive
+from tests.support.helpers import ROOT, exhaustive, program_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 180
 
@@ -73,23 +71,8 @@ def run_python(folder: Path, *arguments: str, needs: tuple[str, ...] = ()) -> su
     missing = [module for module in ("rich", "sklearn", *needs) if find_spec(module) is None]
     if missing:
         pytest.skip(f"the examples need {', '.join(missing)}: pip install -r requirements.txt")
-    search_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": search_path,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        # torch makes its compiler's cache folder when an optimiser is made, and never removes it.
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-    }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command, environment = [sys.executable, *arguments], program_environment(folder)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 @pytest.mark.slow

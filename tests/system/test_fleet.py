@@ -6,9 +6,8 @@ import signal
 
 import pytest
 
-from swift_loader import LoaderClosed, SwiftLoader
+from swift_loader import SwiftLoader
 from swift_loader.executors.process.fleet import TemplateFleet
-from swift_loader.executors.process.starter import Starter
 from swift_loader.executors.process.template import TemplateProcess
 from tests.support import datasets
 from tests.support.helpers import make_loader
@@ -18,28 +17,6 @@ def fleet_of(loader: SwiftLoader) -> TemplateFleet:
     fleet = loader._lifecycle._make_fleet(loader._lifecycle.plan_settings())
     assert isinstance(fleet, TemplateFleet)
     return fleet
-
-
-def test_a_fleet_that_was_closed_before_it_began_keeps_nothing() -> None:
-    loader = make_loader(datasets.Counting)
-    fleet = fleet_of(loader)
-    fleet.close()
-    with pytest.raises(LoaderClosed):
-        fleet.start_first()
-
-
-def test_a_fleet_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Starter) -> None:
-        raise ZeroDivisionError("planted")
-
-    monkeypatch.setattr(Starter, "look_after", fail)
-    loader = make_loader(datasets.Counting)
-    fleet = fleet_of(loader)
-    try:
-        with pytest.raises(ZeroDivisionError, match="planted"):
-            start_it_often(fleet)
-    finally:
-        fleet.close()
 
 
 class Interrupted(Exception):
@@ -63,9 +40,3 @@ def test_an_interrupted_stop_kills_the_processes(monkeypatch: pytest.MonkeyPatch
     finally:
         fleet.close()
     assert template.wait_exit_code() == -signal.SIGKILL
-
-
-def start_it_often(fleet: TemplateFleet) -> None:
-    for _ in range(3):
-        fleet.wait_built()
-        fleet.starter.call(lambda: None).result()

@@ -39,12 +39,10 @@ RESIZES = {7: 4, 25: 2, 40: 1, NUM_BATCHES - 1: 3, NUM_BATCHES + 20: 1}
 reference = Reference(lambda: make_loader(Checked, workers=0, **OPTIONS))
 
 
-def resizing(
-    loader: SwiftLoader, sizes: Mapping[int, int], epochs: int = 2, *, waits: bool = True
-) -> Generator[Any, None, None]:
-    """Yield each batch, and resize after some. `waits`: until the new number is there."""
+def resizing(loader: SwiftLoader, sizes: Mapping[int, int], *, waits: bool = True) -> Generator[Any, None, None]:
+    """Yield each batch of two epochs, and resize after some. `waits`: until the new number is there."""
     number = 0
-    for _ in range(epochs):
+    for _ in range(2):
         for batch in loader:
             yield batch
             if number in sizes:

@@ -260,6 +260,25 @@ def test_the_state_is_plain_integers_and_says_where_the_loop_is() -> None:
         assert (state["epoch"], state["position"]) == (1, 100)
 
 
+def test_an_epoch_that_is_chosen_in_the_midst_of_another_one_is_in_the_state() -> None:
+    def place() -> tuple[int, int]:
+        state = loader.state_dict()
+        return state["epoch"], state["position"]
+
+    with make_loader(datasets.Counting, workers=0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        loader.set_epoch(0)  # some frameworks say it again
+        assert place() == (0, 8)
+        assert len(list(iterator)) == 12
+        next(iter(loader))
+        assert place() == (1, 8)
+        loader.set_epoch(5)
+        assert place() == (5, 0)
+        list(loader)
+        assert place() == (5, 100)
+
+
 def test_asking_for_the_state_starts_nothing() -> None:
     loader = make_loader(datasets.FailsToBuild)
     state = loader.state_dict()

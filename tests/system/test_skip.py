@@ -208,6 +208,16 @@ def test_what_cannot_be_skipped_says_why_and_changes_nothing(
     assert seen == epochs[0]
 
 
+def test_a_step_of_a_past_epoch_can_only_be_skipped_once_that_epoch_is_chosen(epochs: list[Any]) -> None:
+    with loader_of() as loader:
+        list(loader)
+        with pytest.raises(ValueError, match=f"the loop is beyond its first {NUM_SAMPLES} samples"):
+            loader.skip(1, 0)
+        loader.set_epoch(0)
+        loader.skip(1, 0)
+        assert steps_of(loader) == without(epochs[0], 1)
+
+
 def test_an_error_gives_the_number_by_which_the_step_can_be_skipped(epochs: list[Any]) -> None:
     with make_loader(Fragile, kwargs={"bad": {epochs[0][5][0]}}, batch_size=BATCH_SIZE) as loader:
         loader.skip([1, 3])

@@ -145,7 +145,7 @@ ORDERS: Mapping[str, Make] = {
     "shuffled": lambda n, g: {"shuffle": True},
     "random": lambda n, g: {"sampler": RandomSampler(range(n), generator=g)},
     "replaced": lambda n, g: {"sampler": RandomSampler(range(n), replacement=True, num_samples=2 * n + 1)},
-    "more": lambda n, g: {"sampler": RandomSampler(range(n), num_samples=n + 2, generator=g)},
+    "more": lambda n, g: {"sampler": RandomSampler(range(n), num_samples=2 * n + 2, generator=g)},
     "weighted": lambda n, g: {"sampler": _weighted(n, g, replacement=True)},
     "weighted once": lambda n, g: {"sampler": _weighted(n, g, replacement=False)},
     "subset": lambda n, g: {"sampler": SubsetRandomSampler(range(0, n, 2), g)},

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.helpers import ROOT
+from tests.support.helpers import ROOT, program_environment
 
 FOLDER = Path(__file__).resolve().parent
 GRACE_S = 15
@@ -39,25 +39,10 @@ def run_ranks(
     if find_spec(needs) is None:
         pytest.skip(f"needs {needs}: pip install -r requirements.txt")
     # --standalone finds a free port by itself, so that tests can't meet each other.
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(num_ranks),
-        "--log-dir",
-        str(folder),
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", f"--log-dir={folder}"]
     command = [sys.executable, *(torchrun if num_ranks else []), str(FOLDER / script), str(folder), str(timeout_s)]
     command += arguments
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        # torch makes its compiler's cache folder when an optimiser is made, and never removes it.
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-    }
+    environment = program_environment(folder)
     run = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s + GRACE_S, check=False
     )

@@ -152,10 +152,6 @@ def collate_boxes(batch: Sequence[Box], *, collate_fn_map: Any = None) -> Box:
     return Box(collate([box.content for box in batch], collate_fn_map=collate_fn_map))
 
 
-def count_numbers(batch: Sequence[Any], *, collate_fn_map: Any) -> int:
-    return len(batch)
-
-
 @pytest.mark.parametrize("key", [Box, (Box, frozenset)])
 def test_a_registered_type_is_collated_by_its_function_and_its_content_by_ours(key: Any, functions: Any) -> None:
     functions[key] = collate_boxes

@@ -16,9 +16,9 @@ COUNTS = {"batches_delivered": 300, "stages": {"fetch": {"p50_ms": 10.0}}}
 SLOW = Costs(fetch_ms=10, collate_ms=1, step_ms=2, cpu_share=0.02)
 
 
-def report_of(costs: Costs = SLOW, num_workers: int = 2) -> Report:
+def slow_report() -> Report:
     slowest = tuple(SlowSample(index, 0.1, 0) for index in range(20))
-    return Report(observe(costs, with_workers(num_workers), slowest=slowest), COUNTS)
+    return Report(observe(SLOW, with_workers(2), slowest=slowest), COUNTS)
 
 
 def test_an_empty_report_is_false_and_equal_to_an_empty_dict() -> None:
@@ -36,7 +36,7 @@ def test_an_empty_report_says_how_to_measure(ask: object) -> None:
 
 
 def test_the_json_has_verdict_parts_workers_and_advice() -> None:
-    found = json.loads(report_of().to_json())
+    found = json.loads(slow_report().to_json())
     assert found["verdict"]["bound"] == "data-bound"
     assert [part["name"] for part in found["breakdown"]["parts"]][:3] == ["fetch", "collate", "encode"]
     assert len(found["breakdown"]["workers"]) == 2
@@ -45,7 +45,7 @@ def test_the_json_has_verdict_parts_workers_and_advice() -> None:
 
 
 def test_the_repr_says_verdict_parts_and_advice() -> None:
-    text = repr(report_of())
+    text = repr(slow_report())
     lines = text.splitlines()
     assert lines[0] == "data-bound: the loop waits for data 64 % of its time"
     assert any(line.split() == ["fetch", "10", "ms", "10", "ms", "82", "%"] for line in lines)
@@ -83,7 +83,7 @@ def test_the_advice_is_the_number_of_workers_that_loop_and_cores_allow(
 
 def test_what_is_gone_says_what_there_is() -> None:
     with pytest.raises(AttributeError, match=r"report\.advice has the number of workers"):
-        report_of().predict(num_workers=4)
+        slow_report().predict(num_workers=4)
 
 
 @given(seed=st.integers(0, 2**32), num_batches=st.integers(0, 60), num_workers=st.integers(0, 5))

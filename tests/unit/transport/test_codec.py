@@ -388,9 +388,6 @@ def test_buffers_of_other_libraries_travel_as_bulk_data(data: bytes | bytearray)
     assert encoded(Offering(b"x" * 1000))[1].used >= 1000
 
 
-# What can't be imported -----------------------------------------------------------------------------------------------
-
-
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 STORAGE = 100_000
