@@ -32,7 +32,6 @@ def plain(batch: Any) -> Any:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -62,8 +62,6 @@ class UnkeyedByTheSystem(Sound):
 
 
 class RandomConstructor(Sound):
-    """Each process builds another one."""
-
     def __init__(self) -> None:
         self.order = np.random.default_rng().permutation(NUM_SAMPLES)
 
@@ -171,8 +169,6 @@ class Reseeding(Sound):
 
 
 class Moving(Sound):
-    """Changes the working directory."""
-
     def __getitem__(self, index: int) -> Any:
         os.chdir("/")
         return super().__getitem__(index)
@@ -218,7 +214,6 @@ def _folder() -> Path:
 
 
 def write_samples(folder: Path) -> None:
-    """Write an HDF5 file."""
     import h5py
 
     generator = np.random.default_rng(0)

@@ -108,7 +108,6 @@ class Cluster:
             agent.wait(10)
 
     def add_node(self, num_ranks: int) -> subprocess.Popen[bytes]:
-        """Start an agent with so many ranks."""
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={num_ranks}"]
         command += ["--max-restarts=100", "--monitor-interval=0.1", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
         command += [f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--log-dir={self.folder}"]

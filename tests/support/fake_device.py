@@ -145,7 +145,6 @@ class FakeDevice(CopyStream):
     # What a move and a loop call --------------------------------------------------------------------------------------
 
     def move(self, host: Array, transfer: Transfer) -> Array:
-        """Copy an array, as a loader's move."""
         there = self.copy(host)
         transfer.parts.append(there)
         return there

@@ -77,7 +77,6 @@ class Front:
     """From which `next` to which one an interrupt leaves nothing behind. The others start or end processes."""
 
     def end(self, loader: Any, iterator: Any) -> None:
-        """End the workers."""
         if isinstance(loader, DataLoader):
             iterator._shutdown_workers()
         else:

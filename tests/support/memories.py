@@ -19,5 +19,4 @@ MEMORIES: list[Callable[[], BatchMemory]] = [BatchMemory, arena, lambda: Arena(n
 
 
 def collated(samples: list[Any]) -> list[Any]:
-    """The batch, once in each kind of memory."""
     return [default_collate(samples, make()) for make in MEMORIES]

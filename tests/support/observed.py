@@ -40,7 +40,6 @@ class Costs:
     """Per batch."""
 
     def fetch_of(self, batch: int) -> float:
-        """Return how long fetching a batch takes."""
         if isinstance(self.fetch_ms, (int, float)):
             return float(self.fetch_ms)
         return float(self.fetch_ms[batch % len(self.fetch_ms)])

@@ -42,7 +42,6 @@ class Block:
 
     @property
     def is_runnable(self) -> bool:
-        """Whether it can be run here."""
         return self.language == "python" and self.reason is None and all(map(find_spec, self.needs))
 
 
@@ -98,7 +97,6 @@ class Page:
         return lines
 
     def links(self) -> list[str]:
-        """Return the targets of its links and pictures."""
         return [inline or reference for inline, reference in _LINK.findall("\n".join(self.prose()))]
 
     def anchors(self) -> set[str]:

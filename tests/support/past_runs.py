@@ -63,7 +63,6 @@ def make_loader(num_workers: int = 0, **options: Any) -> SwiftLoader:
 
 
 def make_dataset() -> Augmented:
-    """Return the dataset of the run."""
     return Augmented()
 
 

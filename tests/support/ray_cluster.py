@@ -39,7 +39,6 @@ class SmallCluster:
             self.add_node()
 
     def add_node(self) -> None:
-        """Add a node."""
         self.others.append(self._cluster.add_node(num_cpus=self.num_cpus, object_store_memory=STORE_NBYTES))
 
     def kill_node(self, rng: Random) -> None:
@@ -48,7 +47,6 @@ class SmallCluster:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
-        """End all nodes."""
         self._cluster.shutdown()
 
 

@@ -50,7 +50,6 @@ def workers_of(loader: SwiftLoader) -> list[Any]:
 
 
 def num_ready(loader: SwiftLoader) -> int:
-    """Return how many workers take tasks."""
     assert loader._session is not None
     workers = list(loader._session.dispatcher._scheduler._workers.values())
     return sum(worker.state is WorkerState.READY for worker in workers)

@@ -168,8 +168,6 @@ class AsyncCounted(Counted):
 
 
 class AsyncNumbers:
-    """An async source."""
-
     def __init__(self, num: int) -> None:
         self.num = num
 

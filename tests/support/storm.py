@@ -199,7 +199,6 @@ def print_of(batch: Any) -> Print:
 
 
 def loader_of(case: Case, folder: Path, slow_s: float = 0.0, **options: Any) -> SwiftLoader:
-    """Return a loader of a case."""
     dataset_class: Any = StormyInBulk if case.in_bulk else Stormy
     kwargs = {"kind": case.kind, "folder": str(folder), "num_samples": case.num_samples, "sizes": case.sizes}
     kwargs["slow_s"] = slow_s

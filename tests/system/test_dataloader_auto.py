@@ -14,8 +14,6 @@ from swift_loader.options import AutoWorkers
 
 
 class Slow(Dataset[torch.Tensor]):
-    """Samples that wait."""
-
     def __init__(self, num_samples: int = 4000, sample_s: float = 0.004) -> None:
         self.num_samples = num_samples
         self.sample_s = sample_s

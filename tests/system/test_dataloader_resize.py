@@ -26,8 +26,6 @@ RESIZES = {3: 4, 12: 2, 20: 1, 29: 3, 40: 2}
 
 
 class Drawing(Dataset[Any]):
-    """Draws from all global generators."""
-
     def __len__(self) -> int:
         return NUM_SAMPLES
 

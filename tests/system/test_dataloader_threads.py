@@ -21,7 +21,7 @@ from swift_loader.integrations import converted
 from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.datasets import identity
 from tests.support.helpers import exhaustive_unless, wait_until
-from tests.support.resumable import SAMPLED, STREAMS, Drawing, Remembering
+from tests.support.resumable import SAMPLED, STREAMS, Remembering
 from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, fail, numbers, worker_threads
 from tests.system.test_thread_workers import described
 
@@ -180,17 +180,7 @@ def test_a_stream_that_is_changed_by_iterating_begins_anew_in_each_epoch() -> No
 # Random numbers
 
 
-def test_a_dataset_that_draws_from_the_global_generators_is_told_once() -> None:
-    loader = threaded(Drawing())
-    with pytest.warns(SwiftLoaderWarning) as told:
-        assert [len(list(loader)) for _ in range(3)] == [26] * 3
-    (warning,) = told
-    assert "draws from random and numpy.random and torch's default generator" in str(warning.message)
-    assert "or give worker_type='process'" in str(warning.message)
-    assert warning.filename == __file__
-
-
-def test_a_stream_that_draws_is_told_too() -> None:
+def test_a_stream_that_draws_is_told() -> None:
     class Draws(Numbers):
         def __iter__(self) -> Iterator[Any]:
             return ((number, random.random()) for number in range(NUM_SAMPLES))
@@ -228,11 +218,6 @@ def test_a_worker_init_fn_of_the_user_is_refused_also_later() -> None:
 def test_a_worker_init_fn_of_a_framework_only_seeds_and_is_left_out() -> None:
     init = type("Seeds", (), {"__module__": "lightning.seed", "__call__": fail})()
     assert len(list(threaded(Varied(), worker_init_fn=init))) == 11
-
-
-def test_rng_by_worker_is_refused() -> None:
-    with pytest.raises(ValueError, match="rng='worker' doesn't work with worker_type='thread'"):
-        threaded(Varied(), rng="worker")
 
 
 def test_without_workers_it_has_no_effect() -> None:

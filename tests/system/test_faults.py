@@ -176,14 +176,15 @@ def test_an_exception_that_cannot_be_rebuilt_is_shown_as_text(where: str) -> Non
     assert "Traceback (most recent call last)" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize("start_method", [START_METHOD, slow("spawn")])
+@pytest.mark.parametrize(
+    "options", [{"start_method": START_METHOD}, slow({"start_method": "spawn"}), {"worker_type": "thread"}]
+)
 @pytest.mark.parametrize("per_worker", [False, True])
-def test_an_exception_in_the_constructor_comes_out_of_start(start_method: str, per_worker: bool) -> None:
-    options: dict[str, Any] = {"start_method": start_method, "dataset_per_worker": per_worker}
-    loader = make_loader(datasets.FailsToBuild, **options)
+def test_an_exception_in_the_constructor_comes_out_of_start(options: dict[str, Any], per_worker: bool) -> None:
+    loader = make_loader(datasets.FailsToBuild, dataset_per_worker=per_worker, **options)
     with loader, pytest.raises(datasets.CustomError, match="no luck") as caught:
         loader.start(0)
-    assert "building the dataset" in str(caught.value.__cause__)
+    assert "worker_type" in options or "building the dataset" in str(caught.value.__cause__)
 
 
 def test_a_constructor_that_ends_the_process_is_a_death() -> None:

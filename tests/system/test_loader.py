@@ -173,8 +173,6 @@ def test_len_before_start_builds_no_dataset_in_the_trainer(tmp_path: Any) -> Non
 
 
 class CountsBuilding(datasets.Counting):
-    """Notes each time it is built."""
-
     def __init__(self, log: str) -> None:
         super().__init__()
         with Path(log).open("a") as file:

@@ -40,8 +40,6 @@ NUM_STEPS = -(-NUM_SAMPLES // (BATCH_SIZE * WORLD_SIZE))
 
 @dataclass(frozen=True)
 class Seen:
-    """A batch that a loop got."""
-
     checksum: str
     indices: list[int]
     num_padding: int

@@ -80,7 +80,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 
 def once(data_class: Any, **options: Any) -> list[Any]:
-    """Return the batches of a loader's first epoch."""
     with make_loader(data_class, shuffle=False, validate=False, batch_size=4, **options) as loader:
         return list(loader)
 

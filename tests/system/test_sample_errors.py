@@ -35,8 +35,6 @@ POLICIES = pytest.mark.parametrize("on_error", ["skip", "replace"])
 
 
 class Failing(datasets.Counting):
-    """Some samples raise."""
-
     def __init__(self, num_samples: int = 40, *, bad: Sequence[int] = (13,), deed: str = "raise") -> None:
         super().__init__(num_samples)
         self.bad, self.deed = frozenset(bad), deed
@@ -55,8 +53,6 @@ class FailingInBulk(Failing):
 
 
 class BulkOnly:
-    """Has nothing but `__getitems__`."""
-
     def __init__(self, num_samples: int = 40, *, bad: Sequence[int] = (13,)) -> None:
         self.inner = Failing(num_samples, bad=bad)
 

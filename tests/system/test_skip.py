@@ -20,8 +20,6 @@ NUM_STEPS = 13
 
 
 class Fragile(Counting):
-    """Some samples can't be built."""
-
     def __init__(self, bad: set[int]) -> None:
         super().__init__(NUM_SAMPLES)
         self.bad = bad
@@ -37,7 +35,6 @@ def loader_of(workers: int = 0, **options: Any) -> SwiftLoader:
 
 
 def steps_of(batches: Iterable[Any]) -> list[list[int]]:
-    """The samples of each step."""
     return [ids_of([batch]) for batch in batches]
 
 

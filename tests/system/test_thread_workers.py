@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from swift_loader import (
+    DataLoader,
     LoaderClosed,
     SwiftLoader,
     SwiftLoaderError,
@@ -129,12 +130,20 @@ def test_the_tests_of_workers_pass_with_threads(name: str, tmp_path: Path) -> No
 # Random numbers
 
 
-def test_a_dataset_that_draws_from_the_global_generators_is_told_once() -> None:
-    with thread_loader(datasets.AugmentingWithAll) as loader, pytest.warns(SwiftLoaderWarning) as told:
-        assert [len(ids_of(loader)) for _ in range(3)] == [100] * 3
+both = pytest.mark.parametrize(
+    ("front", "options"), [(SwiftLoader, {"worker_per_consumer": 2}), (DataLoader, {"num_workers": 2})]
+)
+
+
+@both
+def test_a_dataset_that_draws_from_the_global_generators_is_told_once(front: Any, options: dict[str, Any]) -> None:
+    loader = front(dataset=datasets.AugmentingWithAll(), worker_type="thread", batch_size=10, **options)
+    with pytest.warns(SwiftLoaderWarning) as told:
+        assert [len(list(loader)) for _ in range(3)] == [10] * 3
     (warning,) = told
-    assert "the dataset draws from random and numpy.random and torch's default generator" in str(warning.message)
-    assert warning.filename != threading.__file__
+    assert "draws from random and numpy.random and torch's default generator" in str(warning.message)
+    assert "or give worker_type='process'" in str(warning.message)
+    assert warning.filename == __file__
 
 
 def test_with_rng_none_draws_are_not_told() -> None:
@@ -153,9 +162,10 @@ def test_the_users_generators_stay_as_they_are() -> None:
     assert states() == before
 
 
-def test_rng_by_worker_is_refused() -> None:
+@both
+def test_rng_by_worker_is_refused(front: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="rng='worker' doesn't work with worker_type='thread'"):
-        thread_loader(datasets.Counting, rng="worker")
+        front(dataset=datasets.Counting(), rng="worker", worker_type="thread", **options)
 
 
 # Datasets
@@ -180,15 +190,6 @@ def test_threads_share_the_dataset_or_have_one_each(per_worker: bool, as_instanc
         found = {number for batch in loader for number in batch["instance"].tolist()}
         assert id(loader.dataset) in found
     assert len(found) == 1 + per_worker
-
-
-def test_what_building_the_dataset_raises_comes_out_of_start() -> None:
-    for per_worker in (False, True):
-        with (
-            thread_loader(datasets.FailsToBuild, dataset_per_worker=per_worker) as loader,
-            pytest.raises(datasets.CustomError),
-        ):
-            loader.start(0)
 
 
 # Threads that hang or end

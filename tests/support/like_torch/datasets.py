@@ -62,8 +62,6 @@ class Samples(Dataset[Any]):
 
 
 class Unmeasured(Dataset[int]):
-    """Has no length."""
-
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 
@@ -221,8 +219,6 @@ class Measured(Stream):
 
 
 class TooLong(Stream):
-    """Yields more than it says."""
-
     def __len__(self) -> int:
         return self.num_samples // 2
 
@@ -244,8 +240,6 @@ class Single(Stream):
 
 
 class Refusing(Stream):
-    """Can't be iterated."""
-
     def __iter__(self) -> Iterator[Any]:
         raise ValueError("sample stream is closed")
 

@@ -49,7 +49,6 @@ def inline_maps(num_cells: int = 1_800) -> list[Cell]:
 
 
 def inline_streams(num_cells: int = 600) -> list[Cell]:
-    """Return cells with streams and no workers."""
     return grid(
         {
             "dataset": STREAMS,
@@ -106,7 +105,6 @@ def worker_maps(num_cells: int = 160) -> list[Cell]:
 
 
 def worker_streams(num_cells: int = 80) -> list[Cell]:
-    """Return cells with streams and workers."""
     datasets = [one for one in STREAMS if one not in KEYED and one != "refusing"]
     cells = grid({"dataset": datasets} | WITH_WORKERS, 2 * num_cells)
     return [*filter(_is_determined, cells)][:num_cells]

@@ -80,7 +80,6 @@ def observe(loader_class: Any, cell: Cell) -> Observation:
 
 
 def dataset_of(cell: Cell) -> Any:
-    """Return a new dataset."""
     makers = STREAMS if cell["dataset"] in STREAMS else MAPS
     return makers[cell["dataset"]](cell["num_samples"])
 
@@ -161,7 +160,6 @@ def _drain(seen: Observation, iterator: Any, steps: int) -> list[Any]:
 
 
 def _interleave(seen: Observation, loader: Any) -> None:
-    """Iterate twice at the same time."""
     first, second = (seen.attempt("iter", lambda: iter(loader)) for _ in range(2))
     if first is None or second is None:
         return
@@ -196,7 +194,6 @@ def described(value: Any) -> Any:
 
 
 def error_of(error: BaseException) -> tuple[str, ...]:
-    """Return an error's type and text."""
     return "error", type(error).__name__, _without_addresses(str(error))
 
 

@@ -84,8 +84,6 @@ class Old:
 
 
 class Failing(Sampler[Any]):
-    """Raises after some."""
-
     def __init__(self, items: list[Any]) -> None:
         self.items = items
 
@@ -98,8 +96,6 @@ class Failing(Sampler[Any]):
 
 
 class Unusable(Sampler[int]):
-    """Can't be iterated at all."""
-
     def __iter__(self) -> Iterator[int]:
         raise ValueError("the sampler is closed")
 

@@ -27,20 +27,16 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def shard_rows(shards: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some shards."""
     for shard in shards:
         yield from [row for row in rows() if row["number"] % 4 == shard]
 
 
 def pad(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pad the tokens to the same length."""
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(one["tokens"]) for one in samples], batch_first=True)
     return {"number": torch.tensor([one["number"] for one in samples]), "tokens": tokens}
 
 
 class Recorder(torch.nn.Module):
-    """Keeps the numbers of what it is given."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -55,7 +51,6 @@ class Recorder(torch.nn.Module):
 
 
 def dataset_of(case: str) -> Any:
-    """Return the train dataset."""
     if case == "map":
         return Dataset.from_list(list(rows()))
     streamed = IterableDataset.from_generator(shard_rows, gen_kwargs={"shards": [0, 1, 2, 3]})

@@ -29,8 +29,6 @@ PLACES = {
 
 
 class Recorder(torch.nn.Module):
-    """Keeps what it is given."""
-
     def __init__(self, loader: SwiftLoader) -> None:
         super().__init__()
         self.model = make_model()
@@ -95,22 +93,20 @@ def refusals() -> dict[str, str]:
 def study(folder: Path) -> dict[str, Any]:
     """Return the uninterrupted run, the resumed ones by place, and what is refused.
 
-    A place as a further argument: only this one.
+    Places as further arguments: only these.
     """
-    if len(sys.argv) > NUM_ARGUMENTS:
-        (place,) = sys.argv[NUM_ARGUMENTS:]
+    places = sys.argv[NUM_ARGUMENTS:] or list(PLACES)
+    whole, *others = (
+        run(folder / name, save_strategy=name) for name in dict.fromkeys(PLACES[one][0] for one in places)
+    )
+    assert all(one == whole for one in others)
+    if NUM_RANKS > 1:
+        torch.distributed.barrier()
+    found: dict[str, Any] = {"uninterrupted": whole, "refusals": refusals()}
+    for place in places:
         strategy, checkpoint = PLACES[place]
-        whole = run(folder / strategy, save_strategy=strategy)
-        resumed = run(folder / "resumed", save_strategy=strategy, checkpoint=folder / strategy / checkpoint)
-        return {"uninterrupted": whole, place: resumed, "refusals": refusals()}
-    by_strategy = {name: run(folder / name, save_strategy=name) for name in ("steps", "epoch")}
-    assert by_strategy["steps"] == by_strategy["epoch"]
-    torch.distributed.barrier()
-    resumed = {
-        place: run(folder / "resumed", save_strategy=strategy, checkpoint=folder / strategy / checkpoint)
-        for place, (strategy, checkpoint) in PLACES.items()
-    }
-    return {"uninterrupted": by_strategy["steps"], **resumed, "refusals": refusals()}
+        found[place] = run(folder / "resumed", save_strategy=strategy, checkpoint=folder / strategy / checkpoint)
+    return found
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from lightning.pytorch.loggers.logger import Logger
 
 
 class Kept(Logger):
-    """Keeps what is logged."""
-
     def __init__(self) -> None:
         super().__init__()
         self.logged: list[tuple[int | None, dict[str, float]]] = []

@@ -110,8 +110,6 @@ CASES = {
 
 
 class Recorder(LightningModule):
-    """Keeps what it is given."""
-
     def __init__(self, loader: Any, case: Case) -> None:
         super().__init__()
         self.model = make_model()

@@ -18,8 +18,6 @@ NUM_RANKS = 2
 
 
 class Plain:
-    """DistributedDataParallel."""
-
     loader_options: dict[str, Any] = {"workers": 2, "with_torch": True}
 
     def __init__(self) -> None:

@@ -51,7 +51,6 @@ def observe(loader: SwiftLoader, batch: dict[str, Any]) -> Seen:
 
 
 def weights_of(model: torch.nn.Module) -> list[float]:
-    """Return all weights."""
     return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
 
 

@@ -31,7 +31,6 @@ def metric(ids: NDArray[np.int64]) -> torch.Tensor:
 
 
 def make_loader(num_samples: int, uneven: str) -> SwiftLoader:
-    """Return a loader of this many samples."""
     return SwiftLoader(Drawing, {"num_samples": num_samples}, batch_size=BATCH_SIZE, uneven=uneven, seed=7)
 
 

@@ -30,7 +30,6 @@ class Frozen(dict[str, Any]):
 
 
 def sent(batch: Any, memory: Arena) -> Any:
-    """Return a batch as it arrives."""
     encoded = encode(batch, memory, NO_DEFINITIONS)
     slot = np.empty(memory.used, np.uint8)
     memory.move_to(slot)

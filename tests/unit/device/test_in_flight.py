@@ -16,8 +16,6 @@ pytestmark = pytest.mark.processes
 
 
 class Host:
-    """A batch on the host."""
-
     def __init__(self, device: FakeDevice, number: int) -> None:
         self.data = np.full(8, number)
         device.watch(self, number)

@@ -11,8 +11,6 @@ from swift_loader.ranks.ranks import ranks_of_mesh
 
 @dataclass
 class Mesh:
-    """What is needed of a DeviceMesh."""
-
     mesh_dim_names: tuple[str, ...] | None
     shape: tuple[int, ...]
     coordinate: tuple[int, ...] | None

@@ -170,7 +170,6 @@ class Judge:
         record.is_closed = record.is_dismissed = True
 
     def check_send(self, task: Send, now_s: float) -> None:
-        """Judge a task that is about to be sent."""
         record = self.records[task.worker]
         assert not record.is_closed, f"{task} goes to a worker that was killed or has ended"
         assert record.worker_id < self.num_wanted, f"{task} goes to a worker that is leaving"
@@ -199,7 +198,6 @@ class Judge:
         assert unbound(stall.work) == (unbound(oldest.work) if oldest.generation == self.generation else None)
 
     def check_delivered(self, one: Delivery) -> None:
-        """Judge a batch for the loop."""
         assert one.num_before == len(self.delivered)
         assert one.work is not None
         assert (one.error is not None) == (one.work.step % 5 == 4)

@@ -184,7 +184,6 @@ class World:
     # What happens to workers
 
     def start(self, worker_id: int) -> None:
-        """Start a worker."""
         ids = [process.worker_id for process in self.processes.values()]
         assert worker_id not in ids, "two workers have one id"
         self.processes[self.num_started] = Process(self.num_started, worker_id)
@@ -197,7 +196,6 @@ class World:
             process.said.append(Ready(process.serial, process.worker_id))
 
     def work(self, process: Process, *, finishes: bool = True) -> None:
-        """Begin a task, and maybe finish it."""
         if process.is_dead or process.is_hanging or not process.pipe:
             return
         process.is_at_work = True
@@ -226,7 +224,6 @@ class World:
         return [*said, Answered(serial, generation, sequence, outcome, build_s=0.0005)]
 
     def end_template(self) -> None:
-        """End the template, and all workers with it."""
         self.tell(TemplateEnded(WorkerDied("the template")))
         for process in self.processes.values():
             process.die(with_template=True)
@@ -250,7 +247,6 @@ class World:
     # The loop
 
     def resize(self, num_workers: int) -> None:
-        """Want another number of workers."""
         self.judge.resize(num_workers)
         if self.queue is not None:
             self.queue.unbind()
@@ -314,7 +310,6 @@ class World:
             self.wait()
 
     def fail(self) -> None:
-        """Tell the loop about the failure."""
         assert self.has_failed, "nobody said why there is no batch"
         self.is_told = True
 

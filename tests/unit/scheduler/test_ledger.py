@@ -154,7 +154,6 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
 
 
 def next_of(sent: list[Send], worker: int) -> Send:
-    """Return the oldest task of a worker."""
     return next(task for task in sent if task.worker == worker)
 
 

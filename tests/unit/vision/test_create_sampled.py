@@ -41,8 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Numbered(Dataset[Any]):
-    """Random pictures."""
-
     transform: Any = None
 
     def __init__(self, num_samples: int = 30) -> None:
