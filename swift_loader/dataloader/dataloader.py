@@ -15,9 +15,8 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.dataloader import options
-from swift_loader.dataloader.draws import Draws
+from swift_loader.dataloader.draws import Draws, epoch_of
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, StreamEpoch, Votes
-from swift_loader.dataloader.indices import epoch_of
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes

@@ -13,11 +13,10 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from swift_loader.dataloader.draws import Draws
-from swift_loader.dataloader.indices import SamplerState, num_early_draws
+from swift_loader.dataloader.draws import Draws, num_early_draws
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
-from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.dataloader.state import LoaderPosition, SamplerState
 from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied

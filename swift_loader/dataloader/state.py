@@ -32,11 +32,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from swift_loader.dataloader.indices import SamplerState
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
 from swift_loader.worker.torch_worker import Resume, Snapshot
+
+SamplerState = tuple[Any, Any]
+"""The states of a sampler and of its iterator. None: this one has none."""
 
 VERSION = 1
 

@@ -117,12 +117,10 @@ def _kept_by(function: Any) -> list[Any]:
 
 def _is_shared_tensor(thing: Any) -> bool:
     torch: Any = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Tensor) and thing.device.type == "cpu" and _is_shared(thing)
-
-
-def _is_shared(tensor: Any) -> bool:
+    if torch is None or not isinstance(thing, torch.Tensor) or thing.device.type != "cpu":
+        return False
     try:
-        return bool(tensor.is_shared())
+        return bool(thing.is_shared())
     except (NotImplementedError, RuntimeError):  # it has no storage, as a sparse one
         return False
 

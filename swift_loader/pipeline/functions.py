@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum
-from types import CoroutineType, GeneratorType
+from types import CoroutineType, FunctionType, GeneratorType
 from typing import Any
 
 from swift_loader.executors.calls import call_soon
@@ -71,7 +71,7 @@ class Function:
         return cls(call, kind, name or name_of(given))
 
 
-def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
+def _results_of(function: FunctionType, item: Any) -> Iterator[Any]:
     """Yield what a decorated generator gives: its results, or the one that the decorator has made of them."""
     result = function(item)
     yield from result if isinstance(result, GeneratorType) else (result,)

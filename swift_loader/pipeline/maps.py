@@ -203,7 +203,7 @@ class Map(Node):
             return Unbatch().flows(results, opening) if is_generator else results
         in_turn, as_ready = JOBS[self.function.kind]
         job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s)
-        loop = run.loop() if self.where is Where.LOOP else None
+        loop = run.event_loop.enter() if self.where is Where.LOOP else None
         executor = CallExecutor(job, loop, self.concurrency, name, plan, leaves_stalled_out=leaves_out)
         stage = job.stage(passes, executor, settings, policy, self.concurrency)
         run.start(stage, plan, job)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
 from swift_loader.pipeline.failures import StageStats, explained
-from swift_loader.pipeline.functions import Kind, kind_of, name_of
+from swift_loader.pipeline.functions import Function, Kind
 from swift_loader.pipeline.run import Run, counted
 from swift_loader.pipeline.stage import Filler, Item, Opening, Passes, Place, Relay
 from swift_loader.sampling.permutation import derive_key
@@ -62,23 +62,21 @@ class Node:
 class Filter(Node):
     """Keeps the items for which a function returns true."""
 
-    predicate: Callable[[Any], bool]
+    predicate: Function
 
     def __post_init__(self) -> None:
-        if not callable(self.predicate):
-            raise TypeError(f"filter needs a function, but {self.predicate!r} can't be called")
-        kind = kind_of(self.predicate)
+        name, kind = self.predicate.name, self.predicate.kind
         if kind is not Kind.FUNCTION:  # what it returns would be true for each item
             raise TypeError(
-                f"filter needs a plain function, but {name_of(self.predicate)} is a {kind.value}; use map() with one "
-                f"that returns None for what is to be left out, and drop_none()"
+                f"filter needs a plain function, but {name} is a {kind.value}; use map() with one that returns None "
+                f"for what is to be left out, and drop_none()"
             )
 
     def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:
         """An error of the function names the stage and the item."""
         for item, number in zip(items, opening.numbers, strict=False):
             try:
-                is_kept = self.predicate(item.value)
+                is_kept = self.predicate.call(item.value)
             except Exception as error:
                 raise explained(error, self.describe(), number)  # noqa: B904 - it has its causes
             if is_kept:
@@ -86,7 +84,7 @@ class Filter(Node):
 
     def describe(self) -> str:
         """Return the function's name."""
-        return f"filter {name_of(self.predicate)}"
+        return f"filter {self.predicate.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from swift_loader.checks import (
     check_optional_integer,
     check_seconds,
 )
-from swift_loader.pipeline import nodes
 from swift_loader.pipeline.epochs import Epochs, PipelineIterator
 from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
+from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Prefetch, Shard, Shuffle, Unbatch
 from swift_loader.pipeline.sources import Chain, Gathered, Join, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
 
@@ -77,7 +77,7 @@ class Pipeline:
         pipeline._set_up(chain, seed)  # noqa: SLF001 - of this class
         return pipeline
 
-    def _with(self, node: nodes.Node) -> Pipeline:
+    def _with(self, node: Node) -> Pipeline:
         return Pipeline._made(replace(self._chain, nodes=(*self._chain.nodes, node)), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
@@ -161,26 +161,26 @@ class Pipeline:
 
     def filter(self, predicate: Callable[[Any], bool]) -> Pipeline:
         """Keep the items for which the function returns true. It runs on one thread."""
-        return self._with(nodes.Filter(predicate))
+        return self._with(Filter(Function.of(predicate)))
 
     def drop_none(self) -> Pipeline:
         """Leave out items that are None, as a function returns that has no result for its item."""
-        return self._with(nodes.DropNone())
+        return self._with(DropNone())
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline:
         """Collect items in lists of this length. The last one may be shorter, unless `drop_last` leaves it out."""
-        return self._with(nodes.Batch(batch_size, drop_last))
+        return self._with(Batch(batch_size, drop_last))
 
     def unbatch(self) -> Pipeline:
         """Give the elements of each item one by one."""
-        return self._with(nodes.Unbatch())
+        return self._with(Unbatch())
 
     def shuffle(self, buffer_size: int) -> Pipeline:
         """Give each time a random one of the next `buffer_size` items. Other ones in each epoch, by the seed.
 
         A resume pulls the epoch's items up to the place again, so put it before expensive stages.
         """
-        return self._with(nodes.Shuffle(buffer_size))
+        return self._with(Shuffle(buffer_size))
 
     def prefetch(self, buffer_size: int, *, timeout: float | None = None) -> Pipeline:
         """Work ahead of the loop: up to so many items wait for it.
@@ -189,7 +189,7 @@ class Pipeline:
             buffer_size: How many items.
             timeout: Seconds after which a wait for the next item raises `WorkerStalled`. None: no limit.
         """
-        return self._with(nodes.Prefetch(buffer_size, check_seconds("timeout", timeout)))
+        return self._with(Prefetch(buffer_size, check_seconds("timeout", timeout)))
 
     def cache(self, num_items: int, *, stop_after: int | None = None) -> Pipeline:
         """Keep the first items, and give them again and again. It shows how fast a loop were if data were free.
@@ -198,7 +198,7 @@ class Pipeline:
             num_items: How many items are kept. Then upstream isn't asked any more.
             stop_after: How many items an epoch has. None: without end.
         """
-        return self._with(nodes.Cache(num_items, stop_after))
+        return self._with(Cache(num_items, stop_after))
 
     def shard(self, rank: int | None = None, world_size: int | None = None, *, equal: bool = True) -> Pipeline:
         """Keep every `world_size`-th item, beginning with number `rank`.
@@ -221,7 +221,7 @@ class Pipeline:
                 f"order, and samples are lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or "
                 f"mix(..., seed=0); or call shard() first"
             )
-        return self._with(nodes.Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
+        return self._with(Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
 
     def merge(self, *others: Pipeline, output_order: str = "input") -> Pipeline:
         """Join this pipeline and others.

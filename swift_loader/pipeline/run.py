@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from swift_loader.errors import NoProcessesLeft
@@ -67,6 +66,21 @@ class SourceStates:
         return bool(self._states)
 
 
+class _LoopUser:
+    """A run among the users of the event loop."""
+
+    def __init__(self, shared: CoroutineLoop) -> None:
+        self._shared = shared
+
+    def enter(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which runs until `close`."""
+        return self._shared.enter(self)
+
+    def close(self, limit_s: float) -> None:
+        """Use it no more, see `CoroutineLoop.leave`. Idempotent."""
+        self._shared.leave(self, limit_s)
+
+
 class Run:
     """What runs for one iterator over a pipeline. One thread opens it; any thread may close it."""
 
@@ -85,18 +99,13 @@ class Run:
         """What still comes out of this epoch."""
         self.passes: Passes = iter(())
         """The epochs after it."""
-        self._event_loop = event_loop
-        self._user = object()
-        """Stands for the run among the users of the event loop."""
+        self.event_loop = _LoopUser(event_loop)
+        """Runs in a thread of its own from the first `enter` on, until the run is closed."""
         self._parts: list[Stage | Relay[Item] | Job] = []
         """What is stopped, before any thread is waited for."""
         self._fillers: list[Filler] = []
         self.owner = ProcessOwner()
         """Another process can't use the run."""
-
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop, which runs in a thread of its own until the run is closed."""
-        return self._event_loop.enter(self._user)
 
     def start(self, stage: Stage, plan: PlanSettings, *jobs: Job) -> None:
         """Start a stage. `plan`: what its workers know about the items. `jobs` are stopped with it."""
@@ -125,10 +134,9 @@ class Run:
         self.tally.ended_s = self.tally.ended_s or time.perf_counter()
         for part in self._parts:
             part.stop()
-        closes = [part.close for part in self._parts if isinstance(part, Stage)]
-        closes.append(partial(self._event_loop.leave, self._user))
+        stages = [part for part in self._parts if isinstance(part, Stage)]
         try:
-            close_together(closes, deadline_s)
+            close_together([*stages, self.event_loop], deadline_s)
         finally:
             for filler in self._fillers:
                 filler.thread.join(_left_s(deadline_s))
@@ -145,8 +153,8 @@ def _left_s(deadline_s: float) -> float:
     return max(0.0, deadline_s - time.monotonic())
 
 
-def close_together(closes: Sequence[Callable[[float], None]], deadline_s: float) -> None:
-    """Call all of these at the same time, each but the last in a thread of its own.
+def close_together(parts: Sequence[Stage | _LoopUser], deadline_s: float) -> None:
+    """Close all of these at the same time, each but the last in a thread of its own.
 
     Each gets for how many seconds it may wait, and returns by itself after a while. One that needs longer is left
     alone. Raises the first error, once all were called.
@@ -154,21 +162,21 @@ def close_together(closes: Sequence[Callable[[float], None]], deadline_s: float)
     errors: list[BaseException] = []
     threads: list[LoaderThread] = []
 
-    def run(close: Callable[[float], None]) -> None:
+    def close(part: Stage | _LoopUser) -> None:
         try:
-            close(_left_s(deadline_s))
+            part.close(_left_s(deadline_s))
         except BaseException as error:
             errors.append(error)
 
-    for close in closes[:-1]:
-        thread = LoaderThread(run, "close", close)
+    for part in parts[:-1]:
+        thread = LoaderThread(close, "close", part)
         try:
             thread.start()
             threads.append(thread)
         except NoProcessesLeft:  # the interpreter may be ending
-            run(close)
-    for close in closes[-1:]:
-        run(close)
+            close(part)
+    for part in parts[-1:]:
+        close(part)
     for thread in threads:
         thread.join(_left_s(deadline_s))
     if errors:

@@ -56,7 +56,7 @@ class SourceReader:
         self._tells_epochs = is_endless and run.tells_epochs and hasattr(source, "set_epoch")
         self._epoch = run.epoch
         self._stats = run.tally.note(name)
-        self._loop = run.loop() if hasattr(source, "__aiter__") else None
+        self._loop = run.event_loop.enter() if hasattr(source, "__aiter__") else None
         self._number = 0
         """Of the item that comes next, for errors."""
         self._num_drawn = 0

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,9 +93,10 @@ def test_all_are_closed_even_if_one_fails(is_ending: bool, monkeypatch: pytest.M
     if is_ending:
         monkeypatch.setattr(threading.Thread, "start", refuse)
     closed: list[int] = []
-    closes: list[Any] = [lambda _: closed.index(9), lambda _: closed.append(1), lambda _: closed.append(2)]
+    closes = [lambda _: closed.index(9), lambda _: closed.append(1), lambda _: closed.append(2)]
+    parts: list[Any] = [SimpleNamespace(close=close) for close in closes]
     with pytest.raises(ValueError, match="9 is not in list"):
-        close_together(closes, time.monotonic() + 5.0)
+        close_together(parts, time.monotonic() + 5.0)
     assert sorted(closed) == [1, 2]
 
 

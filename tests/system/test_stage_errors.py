@@ -166,6 +166,25 @@ def test_errors_of_sources_filters_lists_and_joined_pipelines_name_stage_and_ite
         assert texts_of(caught.value)[-1].endswith(where)
 
 
+@pytest.mark.parametrize("stage", ["filter fails_at_five", "unbatch"])
+def test_items_are_counted_on_in_the_next_epoch_of_a_continuous_pipeline(stage: str) -> None:
+    class Source:
+        numbers = itertools.count()
+
+        def __iter__(self) -> Iterator[int]:
+            return itertools.islice(self.numbers, 3)
+
+    fails: Any = functions.fails_at_five
+    pipeline = Pipeline(Source(), continuous=True)
+    pipeline = (
+        pipeline.map(lambda number: map(fails, [number])).unbatch() if stage == "unbatch" else pipeline.filter(fails)
+    )
+    list(pipeline)
+    with pytest.raises(LookupError) as caught:
+        list(pipeline)
+    assert f"In stage {stage!r}, at item 5" in "\n".join(texts_of(caught.value))
+
+
 def test_of_sources_that_are_merged_as_items_come_an_error_stays_the_end() -> None:
     """Another source ends after the one that failed, while the loop is busy."""
     may_end = threading.Event()

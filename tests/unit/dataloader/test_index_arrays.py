@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
-from swift_loader.dataloader.indices import batched_arrays
+from swift_loader.dataloader.draws import batched_arrays
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
