@@ -226,9 +226,6 @@ class CallCoroutine(CrewWorker):
 class CallExecutor(CrewExecutor[CrewWorker]):
     """The workers of one stage."""
 
-    largest_batch_nbytes = 0
-    """What is handed over lies in no slot."""
-
     def __init__(
         self,
         job: Job,

@@ -13,12 +13,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from swift_loader.errors import WorkerStalled
-from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Event, Send, Stall
@@ -201,11 +201,8 @@ class _State(Enum):
 AWorker = TypeVar("AWorker", bound=CrewWorker)
 
 
-class CrewExecutor(Generic[AWorker]):
+class CrewExecutor(Executor, Generic[AWorker]):
     """The workers of one loader or stage. A subclass makes them, and has the words for them."""
-
-    grace_s = 0.0
-    """A replacement starts at once."""
 
     def __init__(self, name: str, *, leaves_stalled_out: bool) -> None:
         """Make an executor that isn't started. `name`: of its threads.
@@ -217,8 +214,7 @@ class CrewExecutor(Generic[AWorker]):
         """A fork of it has none of the workers."""
         self._events: deque[Event] = deque()
         """Of all workers."""
-        self.inboxes = [ThreadInbox(self._events), ThreadInbox(self._events)]
-        """The loop's, and that of a thread which takes over while the loop is busy, and sends the next tasks."""
+        self._inboxes = [ThreadInbox(self._events), ThreadInbox(self._events)]
         self._leaves_stalled_out = leaves_stalled_out
         self._lock = threading.RLock()
         """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
@@ -228,6 +224,11 @@ class CrewExecutor(Generic[AWorker]):
         self._num_started = 0
         self._ends_by_s = 0.0
         """When `close` waits no more for the workers. Known after `stop`."""
+
+    @property
+    def inboxes(self) -> Sequence[ThreadInbox]:
+        """The loop's, and that of a thread which takes over while the loop is busy, and sends the next tasks."""
+        return self._inboxes
 
     def _make(self, serial: int, worker_id: int) -> AWorker:
         """Return a worker that isn't started."""
@@ -260,7 +261,7 @@ class CrewExecutor(Generic[AWorker]):
     def post(self, events: Iterable[Event]) -> None:
         """Have events come out of the inbox that is in use. Any thread."""
         self._events.extend(events)
-        for inbox in self.inboxes:
+        for inbox in self._inboxes:
             inbox.ring()
 
     def _send(self, worker: AWorker, task: Send) -> None:
@@ -302,15 +303,11 @@ class CrewExecutor(Generic[AWorker]):
 
     def error_of(self, cause: messages.WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        if isinstance(cause, Stall):
-            return self._stalled(cause)
-        assert isinstance(cause, BaseException), f"such a worker is never lost: {cause}"
-        return cause
+        return self._stalled(cause) if isinstance(cause, Stall) else super().error_of(cause)
 
     def notice_of(self, about: messages.WorkerLost | Stall | messages.TemplateLost) -> str:
         """Return the warning for the user."""
-        assert isinstance(about, Stall), f"such a worker is never lost: {about}"
-        return str(self._stalled(about))
+        return str(self._stalled(about)) if isinstance(about, Stall) else super().notice_of(about)
 
     def stop_workers(self) -> None:
         """Tell the workers to end. Any thread. Idempotent."""

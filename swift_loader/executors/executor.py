@@ -10,14 +10,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, WorkerStalled
-from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import keys_of
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle, Hang, ResumePoints
 from swift_loader.executors.process.reader import BatchReader, MessageReader, SegmentLock
 from swift_loader.executors.wording import GRACE_BUILDS, attached
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
@@ -28,11 +27,9 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
 
 
-class WorkerExecutor:
+class WorkerExecutor(Executor):
     """The worker processes of one loader. It owns the fleet, whose first process may be running already."""
 
-    plan: Plan
-    """What the workers start with. Known after `start`, as all that needs the dataset."""
     _sent: tuple[int, PlanSettings]
     """The plan of the tasks that are sent now, and the first generation that uses it."""
 
@@ -53,10 +50,8 @@ class WorkerExecutor:
         if notices is not None:
             fleet.notices = notices
         self.explainer = fleet.explainer
-        self.owner: ProcessOwner | None = fleet.owner
+        self.owner = fleet.owner
         """The process that started the workers. A fork of it can't use them."""
-        self.inboxes: Sequence[Inbox] = fleet.inboxes
-        """The loop's inbox, then one for each thread that takes over while the loop is busy. The fleet adds them."""
         self.reader: MessageReader | None = None
         """Reads what the workers send. Known after `start`."""
         self._metrics = metrics
@@ -75,9 +70,9 @@ class WorkerExecutor:
         return 0 if self.reader is None else self.reader.largest_batch_nbytes
 
     @property
-    def grace_s(self) -> float:
-        """Seconds that replacing a worker may take: a new build of the dataset may be slower than the first one."""
-        return GRACE_BUILDS * self.explainer.build_s
+    def inboxes(self) -> Sequence[Inbox]:
+        """The fleet's: more with more workers."""
+        return self.fleet.inboxes
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -94,6 +89,7 @@ class WorkerExecutor:
             self._log(fleet.notice)
         self.plan, self._sent = Plan.of(num_samples, fleet.spec.plan), (0, fleet.spec.plan)
         self.explainer.begin(self.plan, fleet.definitions, build_s)
+        self.grace_s = GRACE_BUILDS * build_s  # a new build of the dataset may be slower than the first one
         batches = BatchReader(fleet.definitions, fleet.options.batch_decoder)
         self.reader = MessageReader(
             batches, fleet.datasets, self.explainer, self._metrics, self._page_lock, self._resumes

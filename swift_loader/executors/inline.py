@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import RemoteTraceback
-from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import describe_work, rebuild, rebuild_sample, task_of
 from swift_loader.executors.process.reader import BatchReader
 from swift_loader.interrupts import is_interrupt
@@ -30,10 +30,7 @@ from swift_loader.scheduler.messages import (
     SampleFailed,
     Send,
     Skipped,
-    Stall,
     StreamEnded,
-    TemplateLost,
-    WorkerLost,
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport import messages
@@ -165,17 +162,9 @@ _WORKER = 0
 """The serial number and the id of the only worker: the calling thread."""
 
 
-class InlineExecutor(Inbox):
-    """Builds batches in the thread that calls `wait`. It is its own inbox."""
+class InlineExecutor(Inbox, Executor):
+    """Builds batches in the thread that calls `wait`. It is its own inbox. A fork has a copy of everything."""
 
-    owner = None
-    """A fork has a copy of everything."""
-    largest_batch_nbytes = 0
-    """Nothing is in flight."""
-    grace_s = 0.0
-    """Nothing is replaced."""
-    plan: Plan
-    """The plan that it starts with. Known after `start`, as the next one."""
     _current: tuple[int, Plan]
     """The generation whose batches are needed, and its plan."""
 
@@ -233,18 +222,6 @@ class InlineExecutor(Inbox):
         assert isinstance(action, Send), f"the calling thread can't be stopped or replaced: {action}"
         self._tasks.append(action)
         return []
-
-    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
-        """Return the error for the loop."""
-        assert isinstance(cause, BaseException), f"the calling thread can't die or hang: {cause}"
-        return cause
-
-    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
-        """Raise: there is nothing to warn of."""
-        raise AssertionError(f"the calling thread can't die or hang: {about}")
-
-    def stop(self) -> None:
-        """Do nothing: no process runs."""
 
     def close(self) -> list[Any]:
         """Release the dataset. Idempotent."""

@@ -150,9 +150,6 @@ class ThreadWorker(WorkerThread):
 class ThreadExecutor(CrewExecutor[ThreadWorker]):
     """The worker threads of one loader."""
 
-    plan: Plan
-    """The plan that the workers start with. Known after `start`, as the next one."""
-
     def __init__(
         self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, notices: deque[str]
     ) -> None:
