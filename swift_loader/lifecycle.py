@@ -415,11 +415,10 @@ class Lifecycle:
 
     def last_batch(self) -> BatchPlan | None:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
-        _, step, failures = self._last
-        this = self.run.this
-        return (
-            None if step is None or this is None else delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
-        )
+        (_, step, failures), this = self._last, self.run.this
+        if step is None or this is None:
+            return None
+        return delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
 
     # Closing ----------------------------------------------------------------------------------------------------------
 
@@ -460,19 +459,20 @@ class EpochIterator(LoopIterator):
         super().__init__(lifecycle.turn)
         self._lifecycle = lifecycle
         self._state = IteratorState.FRESH
+        self._session: Session
+        """Known once it has begun."""
         self._this: PlannedPass | None = None
         """None until it has begun."""
-        self._session: Session
-        """Known once it has begun, as the next one."""
-        self._source: PassSource
+        self._source: PassSource | None = None
+        """None until it has begun, and once it has failed."""
         self._error: BaseException | None = None
         self._is_tuned = lifecycle.options.delivery.is_auto
 
     def _advance(self) -> Delivery:
         if self._state is not IteratorState.ACTIVE:
             self._begin()
-        lifecycle, session, this = self._lifecycle, self._session, self._this
-        assert this is not None
+        lifecycle, session, source, this = self._lifecycle, self._session, self._source, self._this
+        assert this is not None and source is not None  # noqa: PT018 - it has begun
         if session.owner is not None and session.owner.pid != self._turn.pid:
             session.owner.check()
         if this.num_steps >= this.num_batches:
@@ -485,7 +485,7 @@ class EpochIterator(LoopIterator):
         if delivery is None:
             if self._is_tuned and (number := session.observer.tune(session)) is not None:
                 lifecycle.resize(number, is_auto=True)
-            delivery = self._source.take()
+            delivery = source.take()
             if delivery.error is not None or delivery.num_before != this.num_steps - session.offset:
                 self._fail_at(delivery, this)
             self._taken = delivery
@@ -582,7 +582,7 @@ class EpochIterator(LoopIterator):
             error.__cause__ = stop
         self._state = IteratorState.FAILED
         self._error = error
-        self._taken = None
+        self._source = self._taken = None
         raise error
 
     def __repr__(self) -> str:
