@@ -136,7 +136,7 @@ class LazyPass:
     """An iterator that begins its pass with the first `next`. If that raises, the second one tries again."""
 
     def __init__(self, loader: Any) -> None:
-        """`loader.begin_pass()` begins the pass, and returns an iterator over its batches."""
+        """`loader._begin_pass()` begins the pass, and returns an iterator over its batches."""
         self._loader = loader
         self._batches: Iterator[Any] | None = None
 
@@ -145,7 +145,7 @@ class LazyPass:
 
     def __next__(self) -> Any:
         if self._batches is None:
-            self._batches = self._loader.begin_pass()
+            self._batches = self._loader._begin_pass()  # noqa: SLF001 - of this package
         return next(self._batches)
 
 
@@ -279,7 +279,7 @@ class DevicePrefetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin_pass(self) -> Iterator[Any]:
+    def _begin_pass(self) -> Iterator[Any]:
         """Begin a pass over the source, or continue one that can't begin again."""
         import torch
 
@@ -298,7 +298,7 @@ class DevicePrefetcher:
             self._queue, self._kept = weakref.ref(queue), queue if is_its_own else None
         return _Batches(self, queue)
 
-    def take(self, queue: PrefetchQueue) -> Any:
+    def _take(self, queue: PrefetchQueue) -> Any:
         """Return the pass's next batch, and record the source's state after it."""
         delivery = queue.take()
         error = delivery.error
@@ -334,7 +334,7 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
-        return self._prefetcher.take(self._queue)
+        return self._prefetcher._take(self._queue)  # noqa: SLF001 - of this package
 
 
 # What follows refers to the source, not to the prefetcher. A cycle would keep the source's processes alive.

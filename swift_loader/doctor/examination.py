@@ -23,20 +23,16 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swift_loader.__main__ import CommandError
 from swift_loader.errors import printable, time_text
 from swift_loader.executors.environment import environ_for_workers, import_path, interpreter_command
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 _MAX_STARTS = 4
 """How often the process is started: once more for each sample that ends it."""
@@ -338,12 +334,12 @@ def _line_in_dump(text: str) -> Line | None:
 # The process ----------------------------------------------------------------------------------------------------------
 
 
-def diagnose(settings: Settings, status: Status | None = None) -> Diagnosis:
+def diagnose(settings: Settings, show: Callable[[str], None] | None = None) -> Diagnosis:
     """Examine a dataset. Blocks for about `settings.seconds` and some seconds more.
 
     Args:
         settings: What to examine, and for how long.
-        status: Of rich. Shows what is being done; it is updated some times per second.
+        show: Is called with what is being done, some times per second.
 
     Raises:
         CommandError: The target, or the collate function, can't be found. `swift_loader.__main__` has the class.
@@ -359,8 +355,8 @@ def diagnose(settings: Settings, status: Status | None = None) -> Diagnosis:
             (folder / "place").write_text("-1 starting", encoding="utf-8")
             with _process(folder) as process:
                 while process.poll() is None:
-                    if status is not None:
-                        status.update((folder / "place").read_text(encoding="utf-8").partition(" ")[2].rstrip())
+                    if show is not None:
+                        show((folder / "place").read_text(encoding="utf-8").partition(" ")[2].rstrip())
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_LOOK_EVERY_S)
             found = pickle.loads((folder / "diagnosis").read_bytes())
@@ -467,7 +463,7 @@ def _run_in_colours(settings: Settings) -> int:
     from rich.text import Text
 
     with Console(stderr=True).status("starting") as status:
-        diagnosis = diagnose(settings, status)
+        diagnosis = diagnose(settings, status.update)
     console = Console(highlight=False)
     for style, line in diagnosis.styled_lines():
         console.print(Text(line, style), soft_wrap=True)

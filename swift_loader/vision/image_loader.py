@@ -163,7 +163,7 @@ class ImageLoader(DataLoader[Any]):
         """Return an iterator over the next pass, or the rest of a saved one."""
         return LazyPass(self)
 
-    def begin_pass(self) -> Iterator[Any]:
+    def _begin_pass(self) -> Iterator[Any]:
         """Begin the pass. See `LazyPass`."""
         batches: Iterator[Any] = super().__iter__()
         return batches

@@ -320,11 +320,10 @@ class PrefetchLoader(DevicePrefetcher):
     def __enter__(self) -> PrefetchLoader:
         return self
 
-    def begin_pass(self) -> Iterator[Any]:
-        """Begin a pass, by a SwiftLoader that moves its batches itself."""
+    def _begin_pass(self) -> Iterator[Any]:
         if isinstance(self.loader, SwiftLoader) and not self.loader.has_started:
             self.start(self._consumer_index)
-        return iter(self.loader) if self._has_stage else super().begin_pass()
+        return iter(self.loader) if self._has_stage else super()._begin_pass()
 
     @property
     def mixup_enabled(self) -> bool:
