@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES
-from swift_loader.worker.actor import Answer
+from swift_loader.worker.actor import Reply
 
 PHASES = ("serialise", "put", "notice", "transfer", "view")
 _NUM_WARMING = 5
@@ -31,10 +31,10 @@ class Sender:
     def __init__(self, nbytes: int) -> None:
         self._memory = np.ones(nbytes, np.uint8)
 
-    def answer(self, *, is_empty: bool) -> Answer:
+    def answer(self, *, is_empty: bool) -> Reply:
         """Return a batch, or none, and in its messages when it was built."""
         messages = [b"\0" * _MESSAGE_NBYTES, time.perf_counter_ns().to_bytes(8, "little")]
-        return Answer(messages, None if is_empty else self._memory)
+        return Reply(messages, None if is_empty else self._memory)
 
     def serialise_ns(self) -> int:
         """Return how long it takes to serialise a batch, as Ray does it."""

@@ -1,6 +1,6 @@
 """A worker that is a Ray actor: it builds the dataset, and answers calls. Runs on any node, and doesn't import Ray.
 
-    trainer ──start, build──► BatchActor ──Answer: messages, memory──► object store ──► trainer
+    trainer ──start, build──► BatchActor ──Reply: messages, memory──► object store ──► trainer
 
 The messages are those of worker processes. They come and go as arguments and results of calls, so there is no pipe. The
 result of a call is one object: Ray puts its memory into the object store of this node. All calls that run the user's
@@ -39,7 +39,7 @@ from swift_loader.worker.loop import TaskLoop, start_fresh
 from swift_loader.worker.process import stack_of
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What a call gives."""
 
     messages: list[bytes]
@@ -101,7 +101,7 @@ class BatchActor:
         """Return where it runs. The first call: its answer says that Ray has placed the actor."""
         return Location(os.getpid(), socket.gethostname(), machine_id())
 
-    def start(self, given: ActorPayload, serial: int, identity: Identity | None) -> Answer:
+    def start(self, given: ActorPayload, serial: int, identity: Identity | None) -> Reply:
         """Build the dataset. Answers READY or FAILURE.
 
         `identity`: which of the n workers it is, for a dataset that must know.
@@ -119,9 +119,9 @@ class BatchActor:
             self._loop = TaskLoop(self._channel, builder, self._slots)
             self._loop.newest_generation = self._newest
             self._counters = builder.samples.counters
-        return Answer(self._channel.take_sent(), None)
+        return Reply(self._channel.take_sent(), None)
 
-    def build(self, messages: Sequence[bytes]) -> Answer:
+    def build(self, messages: Sequence[bytes]) -> Reply:
         """Take in messages of the trainer, and answer them. The memory is this call's until the next one begins."""
         loop = self._loop
         assert loop is not None, "the actor has no dataset"
@@ -133,7 +133,7 @@ class BatchActor:
         while loop.has_tasks:
             loop.do_next()
         sent = self._channel.take_sent()
-        return Answer(sent, self._memory_of(unpack_frame(memoryview(sent[-1]))) if sent else None)
+        return Reply(sent, self._memory_of(unpack_frame(memoryview(sent[-1]))) if sent else None)
 
     def _memory_of(self, frame: Frame) -> NDArray[np.uint8] | None:
         if frame.kind is not Kind.BATCH or (batch := Batch.unpack(frame)).slot == NO_SLOT:

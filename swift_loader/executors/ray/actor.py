@@ -29,7 +29,7 @@ from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
 from swift_loader.transport.messages import Batch, Kind, Received, unpack_frame
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Answer, Location, machine_id
+from swift_loader.worker.actor import Location, Reply, machine_id
 
 _HERE = machine_id()
 
@@ -114,19 +114,19 @@ class Actor:
             except Exception as error:  # the actor was forgotten
                 raise BrokenPipeError(errno.EPIPE, f"calling an actor failed: {error}") from error
 
-    def peek(self) -> Answer | Failed | None:
+    def peek(self) -> Reply | Failed | None:
         """Return what `take` would return, and leave it there."""
         if self._calls and self._calls[0].done():
             error = self._calls[0].exception()
             if error is None:
-                return Answer(*self._calls[0].result())
+                return Reply(*self._calls[0].result())
             return Failed(error, is_lost=not isinstance(error, self._error_of_call))
         end = self._end
         if end is not None and end.done() and not (self._calls and self._waits_for_results):
             return Failed(end.exception() or RuntimeError("the actor has returned"), is_lost=True)
         return None
 
-    def take(self) -> Answer | Failed | None:
+    def take(self) -> Reply | Failed | None:
         """Return the next answer; None if it isn't here. After a loss there is none."""
         answer = self.peek()
         if isinstance(answer, Failed) and answer.is_lost:
@@ -261,7 +261,7 @@ class ActorHandle(Handle):
     def drain(self, reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
         """Add the events of all answers that are here. `inbox` gets what interrupts the decoding."""
         while (answer := self.channel.take()) is not None:
-            if isinstance(answer, Answer):
+            if isinstance(answer, Reply):
                 self.memory.arrive(answer.memory)
                 self._read(answer.messages, reader, inbox, events)
             elif answer.is_lost:

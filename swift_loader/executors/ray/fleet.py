@@ -32,7 +32,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Payload, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import ActorPayload, Answer, BatchActor
+from swift_loader.worker.actor import ActorPayload, BatchActor, Reply
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
@@ -211,7 +211,7 @@ class ActorFleet(Fleet):
         lost: list[tuple[ActorHandle, Failed]] = []
         for worker in self.workers.values():
             answer = worker.channel.peek()
-            if isinstance(answer, Answer):
+            if isinstance(answer, Reply):
                 build_s = time.monotonic() - self._began_s
                 return worker, self.length_in(memoryview(answer.messages[-1]), _who(worker)), build_s
             if answer is not None:
