@@ -380,7 +380,11 @@ class Lifecycle:
         elif current is None or not current.is_active:
             session.seek()
         elif in_order:  # else it continues as it is: the skips are of later epochs
-            current.reopen()
+            try:
+                current.reopen()
+            except BaseException:  # an interrupt: the plan may be another one than the pass counts by
+                current.supersede()
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""
@@ -486,11 +490,11 @@ class EpochIterator(LoopIterator):
             if self._is_tuned and (number := session.observer.tune(session)) is not None:
                 lifecycle.resize(number, is_auto=True)
             delivery = source.take()
+            if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
+                self._check_usable()
             if delivery.error is not None or delivery.num_before != this.num_steps - session.offset:
                 self._fail_at(delivery, this)
             self._taken = delivery
-        if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
-            self._check_usable()
         work = delivery.work
         assert work is not None
         if delivery.failures:

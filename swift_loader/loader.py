@@ -275,6 +275,7 @@ class SwiftLoader:
             data_dims,
             check_flag("share_batches", share_batches),
         )
+        self._lifecycle.check_open()
         target = find_target(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
         self._lifecycle.start(choice, target)
 

@@ -64,7 +64,7 @@ class Answer(Generic[Result]):
                 if self._given is None:
                     self._bell.get(timeout=limit_s)
         finally:
-            if self._given is not None:
+            if self._given is not None and self._bell.empty():
                 self._bell.put(None)  # for other threads
         return self._given is not None
 

@@ -229,9 +229,6 @@ class IndexEpoch(Epoch):
         self._draw_ahead(0)
         workers.begin(self._queue, draws.begun.base_seed, self._shards.resume)
 
-    next = Epoch.take
-    """No rank waits for the others: each knows how many batches its sampler gives."""
-
     def _get_ready(self) -> None:
         self.is_whole = False
         self._draw_ahead(1)  # before the loop takes a batch, because it is sent then

@@ -2,7 +2,7 @@
 
     executor ──Inbox.wait──► events ──► scheduler ──► actions ──► executor    on the thread that leads
                                             │
-    take ◄──────────────── take ──────┘                                 on the loop's thread
+    take ◄──────────── ledger.deliver ──────┘                                 on the loop's thread
 
 Locks, taken in this order: the loop's, `dispatch_lock`, `lock`. All are reentrant, because a signal handler or
 finaliser may close the loader on a thread that holds them. Nothing of the user's runs under `lock`.
@@ -534,14 +534,16 @@ class Dispatcher:
         owner = self._executor.owner
         if owner is not None and not owner.is_here():  # a fork of the trainer: processes and threads are the parent's
             return
-        with self.lock:
-            if self._is_closing:
-                return
-            self._is_closing = True
+        closes = False
         try:
+            with self.lock:
+                if self._is_closing:
+                    return
+                self._is_closing = closes = True
             self._close()
         except BaseException:
-            self._is_closing = False  # the next call does the rest
+            if closes:
+                self._is_closing = False  # the next call does the rest
             raise
 
     def _close(self) -> None:

@@ -300,7 +300,8 @@ class Epochs:
             run = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
-        self.position = Position(replace(state, told=self._told), run.sources, passes_end, state.place)
+        begun = replace(state, told=self._told, parameters=self.chain.parameters)
+        self.position = Position(begun, run.sources, passes_end, state.place)
         self.tally = run.tally
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle

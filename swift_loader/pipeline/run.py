@@ -71,9 +71,11 @@ class _LoopUser:
 
     def __init__(self, shared: CoroutineLoop) -> None:
         self._shared = shared
+        self.has_entered = False
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Return the loop, which runs until `close`."""
+        self.has_entered = True
         return self._shared.enter(self)
 
     def close(self, limit_s: float) -> None:
@@ -136,7 +138,7 @@ class Run:
             part.stop()
         stages = [part for part in self._parts if isinstance(part, Stage)]
         try:
-            close_together([*stages, self.event_loop], deadline_s)
+            close_together([*stages, self.event_loop] if self.event_loop.has_entered else stages, deadline_s)
         finally:
             for filler in self._fillers:
                 filler.thread.join(_left_s(deadline_s))

@@ -262,7 +262,8 @@ class Run(EpochRule):
     @property
     def position(self) -> Position:
         """Where a run that stops now has to resume."""
-        return Position(self.current.epoch, self.current.position)
+        current = self.current
+        return Position(current.epoch, current.position)
 
     @property
     def is_in_pass(self) -> bool:

@@ -19,7 +19,7 @@ The states of a worker:
     READY ◄──leave, stay──► LEAVING ──dismiss──► DISMISSED ──disconnect──► PARTING ──end──► GONE
 
 A worker that leaves finishes its tasks first. Until it is dismissed, it may also be killed or disconnect, as a READY
-one. Only `WORKER_STATES` moves a worker. Not thread-safe.
+one. Only `WORKER_STATES` moves a worker.
 """
 
 from __future__ import annotations

@@ -455,6 +455,21 @@ def test_other_parameters_are_refused() -> None:
     state = pipeline.state_dict()
     with pytest.raises(StateMismatch, match=r"buffer of 5.*this one has 'shuffle, buffer of 20'"):
         Pipeline(range(30), seed=1).shuffle(20).load_state_dict(state)
+
+
+def test_a_state_of_an_epochs_end_continues_with_other_parameters_which_the_next_state_has() -> None:
+    before, after = (Pipeline(range(30), seed=1).shuffle(num) for num in (5, 20))
+    list(before)
+    after.load_state_dict(before.state_dict())
+    iterator = iter(after)
+    begun = [next(iterator) for _ in range(7)]
+    state = after.state_dict()
+    whole = begun + list(iterator)
+    with pytest.raises(StateMismatch, match=r"buffer of 20"):
+        Pipeline(range(30), seed=1).shuffle(5).load_state_dict(state)
+    resumed = Pipeline(range(30), seed=1).shuffle(20)
+    resumed.load_state_dict(state)
+    assert begun + list(resumed) == whole
     parts = [Pipeline(range(9)), Pipeline(range(9))]
     mixed = Pipeline.mix(parts, [1, 2], seed=1)
     next(iter(mixed))
