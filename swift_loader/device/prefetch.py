@@ -1,6 +1,6 @@
 """Copies batches to the device ahead of the loop. Runs in the loop's thread.
 
-    HostSource ──pull──► batch on the host ──move──► ahead, `depth` of them ──take──► the loop
+    HostSource ──take──► batch on the host ──move──► ahead, `depth` of them ──take──► the loop
 
 Nothing is lost if a Ctrl-C comes at any point: a batch that was pulled stays until it is moved, and a moved one until
 it is taken.

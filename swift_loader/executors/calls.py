@@ -89,9 +89,10 @@ class CoroutineLoop:
                 call_soon(loop, partial(_cancel_all, loop))
                 self._thread = None
             self._users.discard(user)
-            if self._users or loop is None or thread is None:
+            if self._users or loop is None:
                 return
-        thread.join(limit_s)
+        if thread is not None:
+            thread.join(limit_s)
         with self._lock:
             if self._users:  # another thread uses it again, or another one
                 return

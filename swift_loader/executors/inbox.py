@@ -16,6 +16,7 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
+from swift_loader.interrupts import is_interrupt
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
 
@@ -78,6 +79,8 @@ class WorkerInbox(Inbox):
         except FileNotFoundError:  # it has ended before its memory was attached; its batches are built again
             pass
         except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
+            if error.__cause__ is not None and is_interrupt(error.__cause__):  # it came while a message was unpacked
+                raise error.__cause__ from None
             self.forget(worker)
             events.append(ExecutorFailed(error))
             return

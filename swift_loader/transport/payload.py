@@ -126,12 +126,7 @@ class Payload:
         return environment
 
     def read(self) -> tuple[Any, Definitions]:
-        """Return the object and the definitions, as they were sent. The object's arrays are views of the memory.
-
-        What was written to a private mapping is discarded first.
-        """
-        if self.segment is not None:
-            self.segment.restore()
+        """Return the object and the definitions, as they were sent. The object's arrays are views of the memory."""
         bulk, begin, end = self.layout.ends
         meta, blocks = self.memory.data[begin:end], self.memory[:bulk]
         content, things = decode_with_code(meta, self.layout.num_blocks, blocks)

@@ -33,7 +33,6 @@ if sys.platform != "win32":  # there, `portable` maps the memory
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0) if sys.platform != "win32" else 0
 """How a segment is mapped. macOS doesn't fill the page table ahead."""
@@ -124,10 +123,6 @@ class Segment:
             return cls.map(descriptor, nbytes, flags)
         finally:
             os.close(descriptor)
-
-    def restore(self) -> None:
-        """Discard what this process has written to a private mapping."""
-        _libc.madvise(self.address, self.nbytes, mmap.MADV_DONTNEED)
 
     @classmethod
     def map_file(cls, descriptor: int, nbytes: int, *, writes_through: bool) -> Segment:

@@ -375,12 +375,12 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def stack_of(thread: int) -> str:
-    """Return the Python stack of one of this process's threads, from the user's code on; empty if it is in none."""
+    """Return the Python stack of one of this process's threads, from the user's code on, or else from ours on."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way
-    entries = iter([] if frame is None else traceback.extract_stack(frame))
-    below = dropwhile(lambda entry: not entry.filename.startswith(_PACKAGE), entries)
-    users = dropwhile(lambda entry: entry.filename.startswith(_PACKAGE), below)
-    return "".join(traceback.format_list(list(users))).rstrip("\n")
+    entries = [] if frame is None else traceback.extract_stack(frame)
+    ours = list(dropwhile(lambda entry: not entry.filename.startswith(_PACKAGE), entries))
+    users = list(dropwhile(lambda entry: entry.filename.startswith(_PACKAGE), ours))
+    return "".join(traceback.format_list(users or ours)).rstrip("\n")
 
 
 def _take_pipe(descriptor: int) -> int:

@@ -129,8 +129,8 @@ class LoopThread:
 
     def wake(self) -> None:
         """Have the thread look whether what it waits for is there. Does nothing once closed."""
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
+        if (bell := self._bell) >= 0:
+            os.eventfd_write(bell, 1)
 
     def stop(self) -> None:
         """Take no more calls, and wait for none. The caller holds the lock."""

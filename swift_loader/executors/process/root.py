@@ -76,8 +76,10 @@ class BlankTemplate:
             self.close()
             self.theirs.close()
         self.forked.give(pid, refusal)
-        if (waiter := self.waiter) is not None:
-            waiter.wake()
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            with contextlib.suppress(OSError):  # it is being closed
+                waiter.wake()
 
     @property
     def pid(self) -> int:

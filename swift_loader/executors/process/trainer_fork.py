@@ -83,9 +83,11 @@ class ForkedChild:
     def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002
         """See `ChildProcess`. It must have ended."""
         if self.returncode is None:
-            self.returncode = 0
-            with suppress(ChildProcessError):  # reaped at once, as the trainer ignores SIGCHLD, or by the user's code
-                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            try:
+                status = os.waitpid(self.pid, 0)[1]
+            except ChildProcessError:  # reaped at once, as the trainer ignores SIGCHLD, or by the user's code
+                status = 0
+            self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def end(self) -> None:

@@ -157,7 +157,8 @@ class ActorFleet(Fleet):
                 memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
                 self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
             except BaseException:  # of a signal handler: nobody knows of the actor
-                self._connection.ray.kill(actor)
+                with suppress(Exception):  # the connection has ended meanwhile
+                    self._connection.ray.kill(actor)
                 raise
             if self.generation:
                 process.use_generation(self.generation)
@@ -263,7 +264,8 @@ class ActorFleet(Fleet):
 
     def _expect_placement(self) -> None:
         """Warn if an actor that was started has no place after a while."""
-        if (limit_s := self._wanted.placement_warning) is not None:
+        limit_s = self._wanted.placement_warning
+        if limit_s is not None and self._placement_due_s is None:
             self._placement_due_s = time.monotonic() + limit_s
 
     def _look_at_placement(self) -> None:
