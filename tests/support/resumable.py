@@ -19,19 +19,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from swift_loader import (
-    DataLoader,
-    LengthBucketBatchSampler,
-    ShuffleBatchSampler,
-    ShuffleSampler,
-    TokenBudgetBatchSampler,
-    distributed,
-)
+from swift_loader import DataLoader, ShuffleSampler, distributed
 from tests.support.chains import Make
 from tests.support.helpers import LIKE_A_FORK
+from tests.support.samplers import MAKERS, NUM_SAMPLES, GlobalRandom
 
-NUM_SAMPLES = 103
-LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
 WEIGHTS = np.random.default_rng(2).random(NUM_SAMPLES).tolist()
 
 
@@ -90,14 +82,6 @@ class PythonSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return NUM_SAMPLES
-
-
-class NumpySampler(Sampler[int]):
-    """Draws each index from NumPy's global generator. Has no length."""
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(NUM_SAMPLES):
-            yield int(np.random.randint(NUM_SAMPLES))
 
 
 class ShareIterator:
@@ -181,8 +165,12 @@ def _sampled(make_sampler: Callable[[], Any], dataset: Any = Numbers) -> Make:
     return _of(lambda: {"batch_size": 4, "sampler": make_sampler()}, dataset)
 
 
-def _seeded(seed: int = 5) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _batches_of(name: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {"batch_sampler": MAKERS[name](1, 0)}
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
 
 
 SAMPLED: dict[str, Make] = {
@@ -197,18 +185,12 @@ SAMPLED: dict[str, Make] = {
     "weighted, generator": _sampled(lambda: WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded())),
     "distributed": _sampled(lambda: DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)),  # type: ignore[arg-type]
     "own shuffle": _sampled(lambda: ShuffleSampler(NUM_SAMPLES, 1, num_replicas=1, rank=0)),
-    "own shuffled batches": _of(
-        lambda: {"batch_sampler": ShuffleBatchSampler(NUM_SAMPLES, 4, seed=3, num_replicas=1, rank=0)}
-    ),
+    "own shuffled batches": _of(_batches_of("shuffle batches")),
     "weighted over ranks": _sampled(lambda: distributed(WeightedRandomSampler(WEIGHTS, 200), 2, 1, seed=3)),
-    "buckets": _of(
-        lambda: {"batch_sampler": LengthBucketBatchSampler(LENGTHS, 4, bucket_size=20, seed=3, num_replicas=1, rank=0)}
-    ),
-    "tokens": _of(
-        lambda: {"batch_sampler": TokenBudgetBatchSampler(LENGTHS, 150, bucket_size=20, seed=3, num_replicas=1, rank=0)}
-    ),
+    "buckets": _of(_batches_of("buckets")),
+    "tokens": _of(_batches_of("tokens")),
     "random": _sampled(PythonSampler),
-    "np.random": _sampled(NumpySampler),
+    "np.random": _sampled(GlobalRandom),
     "all generators": _of(lambda: {"batch_sampler": MixedBatchSampler()}),
     "batches in a list": _of(lambda: {"batch_sampler": [[3 * n % 103, 7 * n % 103] for n in range(26)]}),
     "shuffled batches": _of(lambda: {"batch_sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=True)}),
@@ -227,10 +209,7 @@ DRAWING: dict[str, Make] = {
     "shuffle": _of(lambda: {"batch_size": 4, "shuffle": True}, Drawing),
     "weighted, generator": _sampled(lambda: WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded()), Drawing),
     "single samples": _of(lambda: {"batch_size": None, "shuffle": True}, Drawing),
-    "buckets": _of(
-        lambda: {"batch_sampler": LengthBucketBatchSampler(LENGTHS, 4, bucket_size=20, seed=3, num_replicas=1, rank=0)},
-        Drawing,
-    ),
+    "buckets": _of(_batches_of("buckets"), Drawing),
 }
 
 

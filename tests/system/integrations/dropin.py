@@ -1,4 +1,4 @@
-"""What the programs with one changed import have in common: a dataset, a model, and how they make their loader."""
+"""What the programs with one changed import have in common: a dataset, a loss, and how they make their loader."""
 
 from __future__ import annotations
 
@@ -79,12 +79,6 @@ class Program:
         generator = torch.Generator().manual_seed(7)
         options = {"batch_size": BATCH_SIZE, "shuffle": True, "generator": generator} | options
         return CLASSES[self.name](dataset or Numbers(), num_workers=self.num_workers, **options)
-
-
-def make_model() -> torch.nn.Linear:
-    """Return the same model each time it is called."""
-    torch.manual_seed(0)
-    return torch.nn.Linear(3, 1)
 
 
 def loss_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

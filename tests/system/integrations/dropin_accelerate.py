@@ -12,8 +12,9 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 
 from swift_loader.dataloader.dataloader import DataLoader
-from tests.system.integrations.dropin import NUM_EPOCHS, Numbers, Program, Seen, Stream, loss_of, make_model
+from tests.system.integrations.dropin import NUM_EPOCHS, Numbers, Program, Seen, Stream, loss_of
 from tests.system.integrations.ranks import run_rank
+from tests.system.integrations.training import make_model
 
 SAVED_AFTER = (1, 7, 10, 14)
 """How many steps. 10 are two epochs."""

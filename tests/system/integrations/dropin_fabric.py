@@ -10,8 +10,9 @@ import torch
 from lightning.fabric import Fabric
 
 from swift_loader.dataloader.dataloader import DataLoader
-from tests.system.integrations.dropin import NUM_EPOCHS, NUM_RANKS, NUM_STEPS, Program, Seen, loss_of, make_model
+from tests.system.integrations.dropin import NUM_EPOCHS, NUM_RANKS, NUM_STEPS, Program, Seen, loss_of
 from tests.system.integrations.ranks import run_rank
+from tests.system.integrations.training import make_model
 
 SAVED_AFTER = (1, 7, 10, 14)
 """How many steps. 10 are two epochs."""
