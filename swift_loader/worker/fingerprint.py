@@ -123,14 +123,22 @@ def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Def
     return SampleCheck(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws))
 
 
-def _as_pickled(number: int) -> bytes:
-    """Return an integer of two to four bytes as it is in a pickle: the opcode BININT2 or BININT, then the bytes."""
-    return b"M" + number.to_bytes(2, "little") if number < 1 << 16 else b"J" + number.to_bytes(4, "little")
+def _tells_process(structure: bytes) -> bool:
+    """Return whether a number in it may be the id of this process, or of the template that it is a fork of.
+
+    As text, or as an integer in a pickle: BININT1, BININT2 or BININT, then the bytes.
+    """
+    for pid in (os.getpid(), os.getppid()):
+        opcode, size = (b"K", 1) if pid < 1 << 8 else (b"M", 2) if pid < 1 << 16 else (b"J", 4)
+        if opcode + pid.to_bytes(size, "little") in structure or re.search(rb"(?<!\d)%d(?!\d)" % pid, structure):
+            return True
+    return False
 
 
 def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions) -> int | None:
-    """Return the checksum of one sample; None if it fails or can't be encoded. The caller calls
-    `Seeding.needs_rebuild`.
+    """Return the checksum of one sample; None if it fails, can't be encoded, or seems to tell the process.
+
+    The caller calls `Seeding.needs_rebuild`.
     """
     try:
         samples = fetcher.fetch_indices(_KEY, 0, [index]).samples
@@ -140,8 +148,5 @@ def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions) -> 
         arena.move_to(memory)
     except Exception:  # the error is reported if the loop asks for the sample
         return None
-    # Some bytes differ between processes: addresses, names of temporary files, the pid as text and as an integer.
-    pid = os.getpid()
-    structure = _CHANCE.sub(b"", encoded.meta).replace(str(pid).encode(), b"")
-    structure = structure.replace(_as_pickled(pid), b"")
-    return crc32(structure, crc32(memory.data))
+    structure = _CHANCE.sub(b"", encoded.meta)
+    return None if _tells_process(structure) else crc32(structure, crc32(memory.data))

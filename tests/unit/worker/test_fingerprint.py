@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,18 @@ def test_what_differs_between_processes_by_chance_does_not_count(value: str) -> 
             return {"id": index, "text": self.text}
 
     assert look(Tells()) == look(Tells())
+
+
+@pytest.mark.parametrize("number", [3, 677, 70_000])
+@pytest.mark.parametrize("make", [int, str, "image_{}.jpg".format])
+def test_a_sample_that_holds_the_id_of_a_process_by_chance_is_not_compared(
+    make: Callable[[int], Any], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = datasets.Values([make(number)] * 6 + [make(number + 1)])
+    elsewhere = dict(look(dataset).checksums)
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    here = dict(look(dataset).checksums)
+    assert here.items() < elsewhere.items()
 
 
 def test_a_sample_that_changes_from_fetch_to_fetch_does_not_count() -> None:
