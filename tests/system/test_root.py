@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ import pytest
 from swift_loader import WorkerDied
 from swift_loader.executors.process import starter
 from swift_loader.executors.process.root import ROOTS, SWITCH
+from swift_loader.executors.process.template import ServerLaunch
 from swift_loader.pipeline import Pipeline
 from swift_loader.threads import LoaderThread
 from tests.support import datasets
-from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, run_script, wait_until
+from tests.support.helpers import HANG_S, ROOT, ids_of, is_gone, make_loader, run_script, wait_until
 
 IMPORTED = """
 import os, sys
@@ -131,6 +134,23 @@ def test_a_starter_whose_thread_has_failed_says_so_instead_of_letting_the_loop_w
     monkeypatch.setattr(starter.Starter, "look_after", fail)
     with pytest.raises(ZeroDivisionError, match="planted"):
         once(datasets.Counting)
+
+
+def test_a_root_that_is_stopped_while_it_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, real = threading.Event(), ServerLaunch.start
+
+    def start(self: ServerLaunch, *descriptors: int) -> Any:
+        begun.set()
+        time.sleep(0.2)
+        return real(self, *descriptors)
+
+    monkeypatch.setattr(ServerLaunch, "start", start)
+    before = set(os.listdir("/proc/self/fd"))
+    ROOTS.warm(("operator",))
+    assert begun.wait(HANG_S)
+    ROOTS.stop()
+    assert psutil.Process().children() == []
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_processes_of_a_stage_have_torch_from_the_root() -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.executors.fleet import or_killed, stop_processes
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.loop_thread import LoopThread
+from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.template import ServerLaunch, ServerProcess
 from swift_loader.threads import Answer
 from swift_loader.transport.channel import Channel, explaining_limits
@@ -194,8 +194,12 @@ class Root(LoopThread):
 
     def _start(self) -> None:
         try:
-            with explaining_limits():
+            with self.lock, explaining_limits():  # so that `close` doesn't miss it
+                self.check_open()
                 self._process = process = ServerProcess(replace(self._launch, program="root"))
+        except Stopped:
+            self._refuse(RootRefused("it has ended"))
+            return
         except (OSError, SwiftLoaderError) as error:
             self._refuse(RootRefused(f"it can't be started: {error}"))
             self.end()
