@@ -8,7 +8,7 @@ The path of a batch, and where each part runs:
     worker        fetches the samples and collates them into a slot of shared memory        worker
     counters      count the tasks begun; readable after the worker's death                  worker -> trainer
     result pipe   carries the layout of the slot; a few hundred bytes                       worker -> trainer
-    inbox         makes arrays and tensors that are views of the slot; no copy              trainer, thread that leads
+    inbox         waits for messages; its reader makes arrays that are views of the slot    trainer, thread that leads
     dispatcher    hands the batches to the loop, in order                                   trainer, loop's thread
     device        copies the batch on a side stream, if a device was given; keeps the       trainer, loop's thread
                   host's batch until the copy is over

@@ -27,11 +27,11 @@ from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.inline import dataset_of
 from swift_loader.executors.processes import make_fleet, warm_up
-from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import Options
 from swift_loader.ranks.agreement import SameData, agree_on_length, agree_on_run, report_failure
 from swift_loader.ranks.ranks import RankChoice, Ranks, expected_ranks, file_number
 from swift_loader.report.tuning import Autotuner, first_number
+from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings, SkippedRange
 from swift_loader.sampling.run import PlannedPass, Run

@@ -37,8 +37,8 @@ from swift_loader.checks import (
 )
 from swift_loader.errors import warn
 from swift_loader.log import LogSettings, check_logger
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.ranks.ranks import Ranks
+from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits, chosen_in_flight

@@ -21,9 +21,9 @@ from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
 from swift_loader.executors.handle import Handle
-from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
+from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
 

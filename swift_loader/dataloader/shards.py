@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.errors import warn
-from swift_loader.interrupts import is_interrupt
+from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import StreamRounds, StreamWork
 from swift_loader.worker.torch_worker import Snapshot

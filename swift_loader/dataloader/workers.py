@@ -30,7 +30,7 @@ from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import WorkSource

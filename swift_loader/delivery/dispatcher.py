@@ -34,13 +34,13 @@ from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, w
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
+from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Kill, Send, Stall, Warn
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, WorkSource
-from swift_loader.threads import LoaderThread
 from swift_loader.transport.channel import explaining_limits
 
 CLOSE_LIMIT_S = 4.5

@@ -26,8 +26,8 @@ from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.options import DeliveryOptions, Options
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.report.report import SWIFT_LOADER
+from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run

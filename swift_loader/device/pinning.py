@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.transport.segments import Segment
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from swift_loader.checks import check_integer
 from swift_loader.device.move import Target, default_device, device_of
 from swift_loader.device.streams import CopiesInFlight, HostSource, Transfer
 from swift_loader.errors import StateMismatch
-from swift_loader.interrupts import is_interrupt
 from swift_loader.ranks.ranks import expected_ranks
+from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.scheduler.delivery import Delivery
 

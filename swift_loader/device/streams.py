@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_loader.batch.tree import search
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.torch_worker import ordinary_tensors
 

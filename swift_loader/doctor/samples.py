@@ -31,6 +31,7 @@ from swift_loader.doctor.examination import (
     line_of,
     quoted,
 )
+from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.permutation import permute
 from swift_loader.transport.by_value import Definitions
 from swift_loader.worker.fetch import OnError, PlannedSamples
@@ -204,7 +205,7 @@ class StackSampler:
         self._stop = threading.Event()
         self._hits: Counter[tuple[int, Line]] = Counter()
         is_users_file("")  # the first call is slow
-        self._thread = threading.Thread(target=self._run, name="swift_loader-doctor", daemon=True)
+        self._thread = LoaderThread(self._run, "doctor")
         self._thread.start()
 
     def stop(self) -> None:

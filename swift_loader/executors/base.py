@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Event, Send, Stall
@@ -107,7 +107,7 @@ class Executor:
         raise NotImplementedError
 
     def carry_out(self, action: ToDo) -> list[Any]:
-        """Do what the scheduler decided: send, kill, reap, release, start or dismiss.
+        """Do what the scheduler decided: see `ToDo`.
 
         Returns:
             What the caller must drop outside its locks, because freeing it takes a while.

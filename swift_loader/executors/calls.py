@@ -13,11 +13,10 @@ from typing import Any
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, CrewWorker, WorkerThread
 from swift_loader.executors.wording import attached
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import LoaderThread, ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.messages import Ready, Send, Stall
 from swift_loader.scheduler.queues import Limits
-from swift_loader.threads import LoaderThread
 
 END_LIMIT_S = 2.0
 """How long `close` waits for what coroutines have left."""

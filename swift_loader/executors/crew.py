@@ -19,10 +19,9 @@ from typing import Any, Generic, TypeVar
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor, Inbox, ToDo
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import Answer, LoaderThread, ProcessOwner
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Event, Send, Stall
-from swift_loader.threads import Answer, LoaderThread
 from swift_loader.worker.process import stack_of
 
 # Events of the workers, on their way to whoever leads.

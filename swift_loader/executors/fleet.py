@@ -25,7 +25,7 @@ from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import DatasetCheck, MessageReader
 from swift_loader.executors.wording import Explainer, attached
 from swift_loader.options import DeliveryOptions
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.messages import Event
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions

@@ -16,8 +16,8 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.interrupts import is_interrupt
 from swift_loader.options import DeliveryOptions
+from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
 
 MAX_RECEIVERS = 16

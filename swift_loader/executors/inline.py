@@ -20,8 +20,8 @@ from swift_loader.errors import RemoteTraceback
 from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import describe_work, rebuild, rebuild_sample, task_of
 from swift_loader.executors.process.reader import BatchReader
-from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
+from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.messages import (
     Answered,

@@ -1,6 +1,6 @@
 """Chooses how worker processes are started, and the executor that goes with it.
 
-What a choice needs is imported once it is chosen: `executors.process` can be imported on Linux only.
+What a choice needs is imported once it is chosen: `executors.process.fleet` and what it uses exist on Linux only.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import BATCH, Arrival, Observations, Setup, SlowSample, stage_times
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.messages import Send
 from swift_loader.transport.messages import Batch
 

@@ -10,13 +10,12 @@ from typing import Any
 from swift_loader.delivery.iterator import LoopIterator, Turn
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
-from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.options import default_seed
 from swift_loader.pipeline.failures import Tally
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.sources import Chain, Plain
 from swift_loader.pipeline.stage import Item, Place
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
 from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
 from swift_loader.sampling.plan import MAX_EPOCH
 

@@ -81,7 +81,7 @@ class StageExplainer(Explainer):
 # So results come through the workers' slots, a worker that dies is replaced, and its items are done again.
 
 
-class Calls:
+class CallDataset:
     """A dataset whose samples are a function's results. Its keys are the items."""
 
     def __init__(self, function: Function) -> None:
@@ -91,7 +91,7 @@ class Calls:
         return item if item is Marker.EPOCH_END else self._function(item)
 
 
-class ListCalls(Calls):
+class ListCallDataset(CallDataset):
     """The same for a generator: a sample is the list of all its results."""
 
     def __getitem__(self, item: Any) -> Any:
@@ -104,7 +104,7 @@ def as_it_is(value: Any) -> Any:
 
 
 def process_executor(
-    calls: Calls, num_workers: int, settings: SchedulerSettings, plan: PlanSettings, stage: str
+    calls: CallDataset, num_workers: int, settings: SchedulerSettings, plan: PlanSettings, stage: str
 ) -> Executor:
     """Return an executor of worker processes. It isn't started.
 
@@ -130,8 +130,8 @@ def process_executor(
         pin_memory=False,
         executor=None,
     )
-    starter = make_fleet(WorkerSpec(options, plan), delivery, StageExplainer(delivery, stage))
-    return WorkerExecutor(starter, Metrics(enabled=False), logger.debug)
+    fleet = make_fleet(WorkerSpec(options, plan), delivery, StageExplainer(delivery, stage))
+    return WorkerExecutor(fleet, Metrics(enabled=False), logger.debug)
 
 
 MAX_CONCURRENCY = 1024
@@ -195,7 +195,7 @@ class Map(Node):
         plan, name = PlanSettings.of_seed(opening.key), self.function.name
         policy = run.tally.policy(name, self.max_errors, skips=self.skips_failures)
         if is_process:
-            calls = (ListCalls if is_generator else Calls)(self.function)
+            calls = (ListCallDataset if is_generator else CallDataset)(self.function)
             executor = process_executor(calls, self.concurrency, settings, plan, name)
             stage = Stage(passes, executor, settings, policy, self.concurrency)
             run.start(stage, plan)

@@ -13,9 +13,8 @@ from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.pipeline.failures import StageStats, Tally
 from swift_loader.pipeline.functions import Job
 from swift_loader.pipeline.stage import Filler, Item, Passes, Relay, Stage
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import LoaderThread, ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.threads import LoaderThread
 
 CLOSE_LIMIT_S = 4.0
 """How long `close` waits for threads in all. One that hangs in the user's code is left alone."""

@@ -40,12 +40,12 @@ from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor, call_soon
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.pipeline.failures import Calls, FailurePolicy, StageStats, Wait, explained, in_stage_words
+from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import IndexWork, WorkSource
-from swift_loader.threads import LoaderThread
 
 Place = tuple[Any, ...]
 """See above."""

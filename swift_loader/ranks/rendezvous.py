@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import Any
 
 from swift_loader.errors import warn
-from swift_loader.threads import LoaderThread
+from swift_loader.runtime import LoaderThread
 
 Facts = dict[str, int | str | bool]
 """What a rank reports about itself, as plain JSON types."""

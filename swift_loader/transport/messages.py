@@ -34,11 +34,11 @@ body's checksum, the generation would cancel out the same change of the body's f
 class Kind(IntEnum):
     """The kind of a message. The comments name sender, receiver and meaning."""
 
-    PAYLOAD = 1  # trainer -> template: build the dataset described by the attached file
+    PAYLOAD = 1  # trainer -> template or portable worker: build the dataset described by the attached file
     BUILT = 2  # template -> trainer: the dataset is built
-    FORK = 3  # trainer -> template: start a worker on the attached channel
-    FORKED = 4  # template -> trainer: the worker has this pid; its pidfd is attached
-    EXITED = 5  # template -> trainer: that worker has exited, with this code
+    FORK = 3  # trainer -> template: start a worker on the attached channel; or to a fork of the root: be a template
+    FORKED = 4  # template or root -> trainer: the worker, or the template, has this pid; its pidfd is attached
+    EXITED = 5  # template or root -> trainer: that process has exited, with this code
     BLANK = 6  # trainer -> root: import these modules, and fork a template on the attached channel
     REFUSED = 7  # root -> trainer: no template can be forked, for this reason
     WARMED = 8  # root -> trainer: the modules are imported
@@ -49,7 +49,7 @@ class Kind(IntEnum):
     FAILURE = 15  # worker or template -> trainer: the user's code raised
     SKIPPED = 16  # worker -> trainer: the task belonged to an abandoned epoch
     PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
-    SAMPLE_FAILED = 18  # worker -> trainer: this sample failed; the next batch is without it
+    SAMPLE_FAILED = 18  # worker -> trainer: this sample failed; the next batch is without it, or has another one
     SEGMENT_GONE = 21  # worker -> trainer: no more batches will be in that memory
     STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch

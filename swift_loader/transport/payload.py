@@ -1,7 +1,8 @@
-"""Everything that a template needs to build the dataset, in one anonymous file. Nothing is written to a folder.
+"""Everything that a process needs to build the dataset, as one block of bytes.
 
-Layout: bulk data | environment (pickle) | structure (the codec's, with code). The template reads the environment before
-the structure, because reading the structure runs the user's code.
+A template gets it in an anonymous file, so nothing is written to a folder; a portable worker and a Ray actor by other
+means. Layout: bulk data | environment (pickle) | structure (the codec's, with code). The environment is read before the
+structure, because reading the structure runs the user's code.
 """
 
 from __future__ import annotations

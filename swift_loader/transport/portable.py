@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import SharedMemoryFull
-from swift_loader.interrupts import blocked
+from swift_loader.runtime import blocked
 from swift_loader.transport.messages import Received
 from swift_loader.transport.segments import SHARED, Segment, reserving_failed
 

@@ -196,7 +196,7 @@ class ImageLoader(DataLoader[Any]):
             choose(epoch)
 
     def device_key(self) -> int:
-        """Return the key of the last batch, see `device.keys.batch_key`. For a `DevicePrefetcher`."""
+        """Return the key of the last batch, see `device.prefetch.batch_key`. For a `DevicePrefetcher`."""
         seed = self._seed if self._batches is None else self._batches.state_dict()["seed"]
         return derive_key(seed, Purpose.DEVICE.value, self._this.epoch, max(0, self._this.position - 1), self._rank)
 

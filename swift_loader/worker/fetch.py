@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import EncodeError, TooManyErrors
-from swift_loader.interrupts import is_interrupt
+from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.by_value import Definitions

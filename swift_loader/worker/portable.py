@@ -28,7 +28,7 @@ from typing import NoReturn
 import numpy as np
 
 from swift_loader.errors import ProtocolError, SharedMemoryFull
-from swift_loader.threads import LoaderThread
+from swift_loader.runtime import LoaderThread
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
 from swift_loader.transport.payload import Payload, PayloadLayout

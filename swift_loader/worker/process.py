@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from swift_loader.errors import NoProcessesLeft
-from swift_loader.threads import LoaderThread
+from swift_loader.runtime import LoaderThread
 from swift_loader.transport.channel import avoid_std_streams, duplicate, new_eventfd
 
 # The end of a process -------------------------------------------------------------------------------------------------
@@ -94,8 +94,9 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends, also if this process is busy or stopped.
 
-    The kernel sends the signal when the parent's *thread* ends. A template forks on its main thread. The trainer starts
-    templates on the starter's thread, which lives as long as the processes do, or is forked by its own main thread.
+    The kernel sends the signal when the parent's *thread* ends. A template and the root fork on their main threads. The
+    trainer starts templates on the starter's thread, which lives as long as the processes do, or is forked by its own
+    main thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

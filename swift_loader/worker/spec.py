@@ -1,6 +1,6 @@
 """What worker processes need: the options for making a batch, and the plan.
 
-The trainer sends them once, when the template starts.
+The trainer sends them once, as a template, a portable worker or a Ray actor starts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,19 @@ class WorkerOptions:
     @classmethod
     def of_torch(cls, mode: TorchMode, dataset: Any, collate_fn: Any, rng: Rng, method: StartMethod) -> WorkerOptions:
         """Return those of workers that do as torch's. Checks nothing but the dataset."""
-        return cls(None, None, dataset, collate_fn, None, rng, OnError.RAISE, False, method, False, mode)
+        return cls(
+            dataset_class=None,
+            dataset_kwargs=None,
+            dataset=dataset,
+            collate_fn=collate_fn,
+            batch_encoder=None,
+            rng=rng,
+            on_error=OnError.RAISE,
+            validate=False,
+            start_method=method,
+            dataset_per_worker=False,
+            torch=mode,
+        )
 
     @property
     def modules(self) -> tuple[str, ...]:

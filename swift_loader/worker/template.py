@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from swift_loader.errors import ProtocolError
-from swift_loader.threads import explaining_starts
+from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
@@ -336,7 +336,7 @@ def main() -> NoReturn:
 
 
 def set_up() -> tuple[int, int]:
-    """Get a new interpreter ready; `sys.argv` is (-c, channel, trainer's pid, traces, *import path).
+    """Get a new interpreter ready; `sys.argv` is (-c, channel, trainer's pid, traces, directory, *import path).
 
     Returns the descriptors of the channel and for traces.
     """

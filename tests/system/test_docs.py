@@ -151,7 +151,7 @@ def test_the_page_about_the_code_names_what_is_there_and_each_owner_of_a_thread_
         for body in re.split(r"^(?=class )", code, flags=re.MULTILINE):
             if body.startswith("class ") and re.search(r"threading\.(R?Lock|Timer)\(|[ (]LoaderThread\(", body):
                 owners.add((file, body.split("class ", 1)[1].split("(")[0].split(":")[0]))
-    owners -= {("threads.py", "LoaderThread")}
+    owners -= {("runtime.py", "LoaderThread")}
 
     assert {(file, name) for file, *names in named for name in names if name and (file, name) not in known} == set()
     assert {(file, name) for file, name in owners if f"`{name}`" not in text or file not in text} == set()

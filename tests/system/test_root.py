@@ -22,7 +22,7 @@ from swift_loader.executors.process import starter
 from swift_loader.executors.process.root import ROOTS, SWITCH
 from swift_loader.executors.process.template import ServerLaunch
 from swift_loader.pipeline import Pipeline
-from swift_loader.threads import LoaderThread
+from swift_loader.runtime import LoaderThread
 from tests.support import datasets
 from tests.support.helpers import HANG_S, ROOT, ids_of, is_gone, make_loader, run_script, wait_until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.interrupts import is_interrupt, run_finalizer
+from swift_loader.runtime import is_interrupt, run_finalizer
 
 
 class Alarm(Exception):

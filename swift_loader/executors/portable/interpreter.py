@@ -20,8 +20,7 @@ from swift_loader.executors.environment import Launch, working_directory
 from swift_loader.executors.failures import StderrTail
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.interrupts import blocked
-from swift_loader.threads import Answer, LoaderThread, explaining_starts
+from swift_loader.runtime import Answer, LoaderThread, blocked, explaining_starts
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Payload
 from swift_loader.transport.portable import AnyConnection, PipeChannel, SegmentNames, attach, inheriting, new_pipe

@@ -18,8 +18,8 @@ from swift_loader.executors.process.starter import Starter
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions
+from swift_loader.runtime import Answer
 from swift_loader.scheduler.messages import Death, Ended, Event
-from swift_loader.threads import Answer
 from swift_loader.transport.channel import new_epoll, new_eventfd
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.process import refuse_start

@@ -21,7 +21,7 @@ from typing import Any
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.threads import Answer, LoaderThread, Result
+from swift_loader.runtime import Answer, LoaderThread, Result
 from swift_loader.transport.channel import new_eventfd
 
 JOIN_LIMIT_S = 1.0

@@ -14,8 +14,8 @@ from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle, ResumePoints
 from swift_loader.executors.wording import BEFORE_TASKS, Explainer
-from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
+from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.messages import (
     Answered,
     Event,

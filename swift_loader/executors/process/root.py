@@ -25,7 +25,7 @@ from swift_loader.executors.fleet import or_killed, stop_processes
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.template import ServerLaunch, ServerProcess
-from swift_loader.threads import Answer
+from swift_loader.runtime import Answer
 from swift_loader.transport.channel import Channel, explaining_limits
 from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Frame, Kind, Refused, Warmed
 from swift_loader.worker.process import has_greenlets, is_importing

@@ -20,8 +20,7 @@ from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.trainer_fork import Start
-from swift_loader.interrupts import blocked
-from swift_loader.threads import explaining_starts
+from swift_loader.runtime import blocked, explaining_starts
 from swift_loader.transport.channel import (
     Channel,
     avoid_std_streams,

@@ -26,7 +26,7 @@ from types import FunctionType
 from typing import NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.interrupts import blocked
+from swift_loader.runtime import blocked
 from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import SegmentLock
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.delivery import Lease
 from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import PrivateSlots, Segment
