@@ -54,9 +54,11 @@ def call(step: Callable[[], Any], points: Points, kind: type[BaseException]) -> 
     def handle(number: int, frame: FrameType | None) -> None:
         raise kind(f"at point {points.at}")
 
+    # Python keeps no reference while it calls a profiler. If that raises in a finaliser, it is let go: it must stay.
+    profile = points.profile
     profiler, handler = sys.getprofile(), signal.signal(signal.SIGUSR1, handle)
     try:
-        sys.setprofile(points.profile)
+        sys.setprofile(profile)
         return step()
     finally:
         sys.setprofile(profiler)
