@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
 import signal
 import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -22,7 +20,7 @@ from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
 from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
+from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.processes import can_fork, make_fleet, warm_up
@@ -52,11 +50,6 @@ _SHARED = {
 """Classes of the standard library, by module, whose instances processes share by inheritance."""
 
 
-_MAX_SEEN = 1000
-
-_MAX_ITEMS = 100
-
-
 def why_fork_is_needed(options: WorkerOptions) -> str:
     """Return what the dataset or a function shares with other processes; empty if there is nothing.
 
@@ -70,30 +63,6 @@ def why_fork_is_needed(options: WorkerOptions) -> str:
         for thing in search(whole, lambda thing: isinstance(thing, classes) or _is_shared_tensor(thing)):
             what = "a tensor in shared memory" if _is_shared_tensor(thing) else f"a {type_name(thing)}"
             return f"{name} holds {what}, which only forks of this process share with it"
-    return ""
-
-
-def shared_file_of(dataset: Any) -> str:
-    """Return the name of a file that a dataset holds open for reading; empty if there is none.
-
-    Forks share its offset, so each of them may read what another one has asked for. Looks at attributes and at small
-    collections, at a thousand objects at most.
-    """
-    to_see, seen = [dataset], set[int]()
-    while to_see and len(seen) < _MAX_SEEN:
-        thing = to_see.pop(0)
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        kind = type(thing)  # `isinstance` and `getattr` may run code of the user's
-        with suppress(Exception):
-            if issubclass(kind, io.IOBase):
-                if not thing.closed and thing.readable() and thing.seekable() and thing.fileno() >= 0:
-                    return str(getattr(thing, "name", thing))
-            elif kind in {dict, list, tuple}:
-                to_see += (thing.values() if kind is dict else thing) if len(thing) <= _MAX_ITEMS else ()
-            elif not issubclass(kind, (type, ModuleType, FunctionType)):
-                to_see += object.__getattribute__(thing, "__dict__").values()
     return ""
 
 
@@ -162,8 +131,6 @@ def start_workers(
     may_fork = forks and method is not StartMethod.FORK
     reason = why_fork_is_needed(options) if may_fork else ""
     if not reason:
-        if forks and not may_fork:
-            _warn_of_file(shared_file_of(options.dataset))
         try:
             return LoaderWorkers(options, delivery, base_seed, metrics)
         except EncodeError as error:
@@ -173,19 +140,7 @@ def start_workers(
     if loader._why_no_fork:  # noqa: SLF001
         raise ForkHangs(f"{loader._why_no_fork}\nNo fresh interpreter can take its place: {reason}")  # noqa: SLF001
     _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")
-    _warn_of_file(shared_file_of(options.dataset))
     return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics)
-
-
-@cache
-def _warn_of_file(name: str) -> None:
-    """Warn that forks read from the same file. Once for the same file. Empty: there is none."""
-    if name:
-        warn(
-            f"the dataset holds {name!r} open for reading, and forks share the position in it, so samples may be those "
-            f"of other indices, as with torch. Open it in __getitem__, or give multiprocessing_context='forkserver' "
-            f"and leave the file out in __getstate__"
-        )
 
 
 def warm_root(loader: DataLoader[Any]) -> None:

@@ -5,9 +5,17 @@ What a choice needs is imported once it is chosen: `executors.process.fleet` and
 
 from __future__ import annotations
 
+import io
+import os
+import stat
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any
 
+from swift_loader.errors import warn
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions
@@ -53,4 +61,57 @@ def make_fleet(spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer 
         return InterpreterFleet(spec, options, explainer)
     from swift_loader.executors.process.fleet import TemplateFleet
 
+    if spec.options.start_method is StartMethod.FORK:
+        _warn_of_file(_shared_file_of(spec.options.dataset))
     return TemplateFleet(spec, options, explainer)
+
+
+_MAX_SEEN = 1000
+
+_MAX_ITEMS = 100
+
+
+def _shared_file_of(dataset: Any) -> str:
+    """Return the name of a file that a dataset holds open for reading; empty if there is none.
+
+    Forks share its offset, so each of them may read what another one has asked for. Looks at attributes and at small
+    collections, at a thousand objects at most.
+    """
+    to_see, seen = [dataset], set[int]()
+    while to_see and len(seen) < _MAX_SEEN:
+        thing = to_see.pop(0)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        kind = type(thing)  # `isinstance` and `getattr` may run code of the user's
+        with suppress(Exception):
+            if issubclass(kind, io.IOBase):
+                name = thing.name  # without a path, multiprocessing may have opened it
+                if (
+                    isinstance(name, str)
+                    and not name.startswith("<")
+                    and not thing.closed
+                    and thing.readable()
+                    and _is_regular(thing.fileno())
+                ):
+                    return name
+            elif kind in {dict, list, tuple}:
+                to_see += (thing.values() if kind is dict else thing) if len(thing) <= _MAX_ITEMS else ()
+            elif not issubclass(kind, (type, ModuleType, FunctionType)):
+                to_see += object.__getattribute__(thing, "__dict__").values()
+    return ""
+
+
+def _is_regular(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+@cache
+def _warn_of_file(name: str) -> None:
+    """Warn that forks read from the same file. Once for the same file. Empty: there is none."""
+    if name:
+        warn(
+            f"the dataset holds {name!r} open for reading, and forks share the position in it, so samples may be those "
+            f"of other indices, as with torch. Open it in __getitem__. Or leave the file out in __getstate__, and give "
+            f"multiprocessing_context='forkserver' to DataLoader, start_method='template' to SwiftLoader"
+        )

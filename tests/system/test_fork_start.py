@@ -61,7 +61,8 @@ def fleet_of(loader: SwiftLoader) -> TemplateFleet:
 
 def test_the_dataset_may_hold_an_open_file(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_bytes(bytes(range(24)))
-    with (tmp_path / "numbers").open("rb") as file:
+    warned = pytest.warns(SwiftLoaderWarning, match="share the position")
+    with (tmp_path / "numbers").open("rb") as file, warned:
         seen = seen_by_workers(file, lambda file, index: os.pread(file.fileno(), 1, index)[0])
     assert seen == list(range(24))
 
@@ -196,16 +197,22 @@ def test_a_dataloader_whose_fork_dies_says_so_after_a_correct_prefix_and_goes_on
     assert len(got) < 4000
 
 
-def test_one_warning_names_a_file_that_the_dataset_holds_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("front", [DataLoader, SwiftLoader])
+def test_one_warning_names_a_file_that_the_dataset_holds_open(front: type, tmp_path: Path) -> None:
     (tmp_path / "numbers").write_bytes(bytes(24))
     with (tmp_path / "numbers").open("rb") as file, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         held: Any = Held({"files": [file]}, lambda _, index: index)
         for _ in range(2):
-            list(DataLoader(torch.utils.data.Subset(held, range(4)), num_workers=1, multiprocessing_context="fork"))
+            part = torch.utils.data.Subset(held, range(4))
+            if front is DataLoader:
+                list(DataLoader(part, num_workers=1, multiprocessing_context="fork"))
+            else:
+                with forking(part) as loader:
+                    list(loader)
     (line,) = [str(one.message) for one in told if one.category is SwiftLoaderWarning]
     assert str(tmp_path / "numbers") in line
-    assert "multiprocessing_context='forkserver'" in line
+    assert "multiprocessing_context='forkserver' to DataLoader, start_method='template' to SwiftLoader" in line
 
 
 # Locks that another thread of the program holds
