@@ -373,18 +373,20 @@ class Lifecycle:
                 f"steps of epoch {epoch} can't be skipped in the middle of it with in_order=False: batches arrive as "
                 f"they get ready, so no position says which ones are left. Skip them before the pass begins"
             )
-        self.run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], plan.order.num_samples)
-        session = self.session
-        if session is None:  # they are steps of the expected ranks
-            self._skips_world_size = plan.settings.world_size
-        elif current is None or not current.is_active:
-            session.seek()
-        elif in_order:  # else it continues as it is: the skips are of later epochs
-            try:
+        before = self.run.skips
+        try:
+            self.run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], plan.order.num_samples)
+            session = self.session
+            if session is None:  # they are steps of the expected ranks
+                self._skips_world_size = plan.settings.world_size
+            elif current is None or not current.is_active:
+                session.seek()
+            elif in_order:  # else it continues as it is: the skips are of later epochs
                 current.reopen()
-            except BaseException:  # an interrupt: the plan may be another one than the pass counts by
+        except BaseException:
+            if current is not None and self.run.skips is not before:  # the plan may be another than the pass counts by
                 current.supersede()
-                raise
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""

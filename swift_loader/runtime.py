@@ -164,6 +164,12 @@ def is_interrupt(error: BaseException) -> bool:
     return any(frame.f_code in handlers or _got_signal(frame) for frame in frames)
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the exception of a signal handler, if that is the cause of this error."""
+    if error.__cause__ is not None and is_interrupt(error.__cause__):
+        raise error.__cause__ from None
+
+
 def _got_signal(frame: FrameType) -> bool:
     """Return whether a function was called with a number and the frame that it interrupted, which seems to call it."""
     names, rest, _, values = inspect.getargvalues(frame)

@@ -539,7 +539,7 @@ class Dispatcher:
             with self.lock:
                 if self._is_closing:
                     return
-                self._is_closing = closes = True
+                closes = self._is_closing = True
             self._close()
         except BaseException:
             if closes:

@@ -2,8 +2,8 @@
 
     HostSource ──take──► batch on the host ──move──► ahead, `depth` of them ──take──► the loop
 
-Nothing is lost if a Ctrl-C comes at any point: a batch that was pulled stays until it is moved, and a moved one until
-it is taken.
+Nothing is lost if a Ctrl-C comes at any point: a batch that was taken from the source stays until it is moved, and a
+moved one until the loop takes it.
 
 A loader with a device is such a source. `DevicePrefetcher` makes one of any iterable. It asks for the next batch before
 it hands out the current one; work that the loop has queued on a GPU goes on meanwhile. A SwiftLoader doesn't need it:

@@ -37,8 +37,8 @@ class CoroutineLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         """What the next user gets."""
         self._thread: LoaderThread | None = None
-        self._running: set[asyncio.AbstractEventLoop] = set()
-        """A thread runs these."""
+        self._running: dict[asyncio.AbstractEventLoop, LoaderThread] = {}
+        """The thread that runs each."""
         self._users: set[object] = set()
         """A set and no count, so that a user whose call was interrupted may repeat it."""
         self._maker = ProcessOwner()
@@ -55,13 +55,13 @@ class CoroutineLoop:
                 self._loop = asyncio.new_event_loop()
             if self._thread is None:
                 self._thread = thread = LoaderThread(self._run, _NAME, self._loop)
-                self._running.add(self._loop)
+                self._running[self._loop] = thread
                 try:
                     thread.start()
                 except BaseException:
                     if not thread.is_alive():
                         self._thread = None
-                        self._running.discard(self._loop)
+                        self._running.pop(self._loop, None)
                     raise
             return self._loop
 
@@ -72,7 +72,7 @@ class CoroutineLoop:
         finally:
             asyncio.set_event_loop(None)
             with self._lock:
-                self._running.discard(loop)
+                self._running.pop(loop, None)
                 is_left = self._loop is not loop
             if is_left:
                 _end(loop)
@@ -83,13 +83,14 @@ class CoroutineLoop:
         Idempotent.
         """
         with self._lock:
-            loop, thread = self._loop, self._thread
-            if self._users == {user} and loop is not None and thread is not None:
+            loop, thread = self._loop, None
+            if self._users == {user} and loop is not None and self._thread is not None:
                 call_soon(loop, partial(_cancel_all, loop))
                 self._thread = None
             self._users.discard(user)
             if self._users or loop is None:
                 return
+            thread = self._running.get(loop)
         if thread is not None:
             thread.join(limit_s)
         with self._lock:

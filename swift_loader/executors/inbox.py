@@ -17,7 +17,7 @@ from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.options import DeliveryOptions
-from swift_loader.runtime import is_interrupt
+from swift_loader.runtime import raise_interrupt
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
 
 MAX_RECEIVERS = 16
@@ -79,8 +79,7 @@ class WorkerInbox(Inbox):
         except FileNotFoundError:  # it has ended before its memory was attached; its batches are built again
             pass
         except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
-            if error.__cause__ is not None and is_interrupt(error.__cause__):  # it came while a message was unpacked
-                raise error.__cause__ from None
+            raise_interrupt(error)  # one that came while a message was unpacked
             self.forget(worker)
             events.append(ExecutorFailed(error))
             return

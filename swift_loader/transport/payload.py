@@ -110,7 +110,7 @@ class Payload:
     memory: NDArray[np.uint8]
     """`(nbytes,)`."""
     segment: Segment | None = None
-    """The private mapping that the memory is. None: it is never read again."""
+    """The private mapping that the memory is, which lasts as long as this. None: the memory owns itself."""
 
     @classmethod
     def in_file(cls, layout: PayloadLayout, descriptor: int) -> Payload:

@@ -63,8 +63,10 @@ def report(num_samples: int, checksums: Checksums = ()) -> BuildReport:
     return BuildReport(num_samples, hash("swift_loader"), checksums)
 
 
-def check_samples(dataset: Any, indices: Sequence[int], definitions: Definitions) -> SampleCheck:
+def check_samples(dataset: Any, indices: Sequence[int], definitions: Definitions, template: int = 0) -> SampleCheck:
     """Return the checksums of those samples that are the same each time. Stops when `_BUDGET_S` is used up.
+
+    `template`: the process whose fork this is, if it is one.
 
     Runs the user's code in this process. Restores the process's random generators afterwards.
     """
@@ -74,11 +76,11 @@ def check_samples(dataset: Any, indices: Sequence[int], definitions: Definitions
     deadline_s = time.monotonic() + _BUDGET_S
     with preserved_generators():
         for index in indices:
-            checksum = _checksum(fetcher, index, definitions)
+            checksum = _checksum(fetcher, index, definitions, template)
             if seeding.needs_rebuild():  # the sample drew random numbers without a seed: fetch it again, with one
-                checksum = _checksum(fetcher, index, definitions)
+                checksum = _checksum(fetcher, index, definitions, template)
                 seeding.needs_rebuild()
-            if checksum is not None and checksum == _checksum(fetcher, index, definitions):
+            if checksum is not None and checksum == _checksum(fetcher, index, definitions, template):
                 taken.append((index, checksum))
             seeding.needs_rebuild()
             if time.monotonic() > deadline_s:
@@ -101,7 +103,7 @@ def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Def
         try:
             die_with_parent(parent)
             lead_group()
-            checksums, draws, _ = check_samples(dataset, indices, definitions)
+            checksums, draws, _ = check_samples(dataset, indices, definitions, parent)
             os.write(send, np.array([draws, *chain.from_iterable(checksums)], np.uint64).tobytes())
         finally:
             os._exit(0)
@@ -123,19 +125,14 @@ def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Def
     return SampleCheck(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws))
 
 
-def _tells_process(structure: bytes) -> bool:
-    """Return whether a number in it may be the id of this process, or of the template that it is a fork of.
-
-    As text, or as an integer in a pickle: BININT1, BININT2 or BININT, then the bytes.
-    """
-    for pid in (os.getpid(), os.getppid()):
-        opcode, size = (b"K", 1) if pid < 1 << 8 else (b"M", 2) if pid < 1 << 16 else (b"J", 4)
-        if opcode + pid.to_bytes(size, "little") in structure or re.search(rb"(?<!\d)%d(?!\d)" % pid, structure):
-            return True
-    return False
+def _has_number(structure: bytes, number: int) -> bool:
+    """Return whether a number is in it: as text, or in a pickle (BININT1, BININT2 or BININT, then the bytes)."""
+    opcode, size = (b"K", 1) if number < 1 << 8 else (b"M", 2) if number < 1 << 16 else (b"J", 4)
+    as_text = rb"(?<!\d)0*%d(?!\d)" % number
+    return opcode + number.to_bytes(size, "little") in structure or re.search(as_text, structure) is not None
 
 
-def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions) -> int | None:
+def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions, template: int) -> int | None:
     """Return the checksum of one sample; None if it fails, can't be encoded, or seems to tell the process.
 
     The caller calls `Seeding.needs_rebuild`.
@@ -149,4 +146,5 @@ def _checksum(fetcher: PlannedSamples, index: int, definitions: Definitions) -> 
     except Exception:  # the error is reported if the loop asks for the sample
         return None
     structure = _CHANCE.sub(b"", encoded.meta)
-    return None if _tells_process(structure) else crc32(structure, crc32(memory.data))
+    ids = [os.getpid()] + [template] * bool(template)
+    return None if any(_has_number(structure, pid) for pid in ids) else crc32(structure, crc32(memory.data))

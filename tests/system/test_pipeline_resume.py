@@ -455,6 +455,11 @@ def test_other_parameters_are_refused() -> None:
     state = pipeline.state_dict()
     with pytest.raises(StateMismatch, match=r"buffer of 5.*this one has 'shuffle, buffer of 20'"):
         Pipeline(range(30), seed=1).shuffle(20).load_state_dict(state)
+    parts = [Pipeline(range(9)), Pipeline(range(9))]
+    mixed = Pipeline.mix(parts, [1, 2], seed=1)
+    next(iter(mixed))
+    with pytest.raises(StateMismatch, match="weights 1, 2"):
+        Pipeline.mix(parts, [1, 3], seed=1).load_state_dict(mixed.state_dict())
 
 
 def test_a_state_of_an_epochs_end_continues_with_other_parameters_which_the_next_state_has() -> None:
@@ -470,11 +475,6 @@ def test_a_state_of_an_epochs_end_continues_with_other_parameters_which_the_next
     resumed = Pipeline(range(30), seed=1).shuffle(20)
     resumed.load_state_dict(state)
     assert begun + list(resumed) == whole
-    parts = [Pipeline(range(9)), Pipeline(range(9))]
-    mixed = Pipeline.mix(parts, [1, 2], seed=1)
-    next(iter(mixed))
-    with pytest.raises(StateMismatch, match="weights 1, 2"):
-        Pipeline.mix(parts, [1, 3], seed=1).load_state_dict(mixed.state_dict())
 
 
 @pytest.mark.parametrize("graph", ["merge", "inside"])

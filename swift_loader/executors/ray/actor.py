@@ -26,6 +26,7 @@ from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import ActorMemory
+from swift_loader.runtime import raise_interrupt
 from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
 from swift_loader.transport.messages import Batch, Kind, Received, unpack_frame
 from swift_loader.transport.segments import Segment
@@ -276,6 +277,7 @@ class ActorHandle(Handle):
                 if event is not None:
                     events.append(event)
         except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
+            raise_interrupt(error)
             self.channel.close()
             events.append(ExecutorFailed(error))
 
