@@ -83,13 +83,13 @@ def _flat_layout(batch: Any, arena: Arena) -> tuple[list[Any] | None, list[tuple
     strides or with metadata of its dtype; a tensor with a gradient or attributes.
     """
     kind, rows, seen = type(batch), [], set()
+    layout: list[Any]
     if kind is dict and all(type(name) is str for name in batch):
-        layout: list[Any] = [kind, *batch]
-        leaves = batch.values()
+        layout, leaves = [kind, *batch], batch.values()
     elif kind is list or kind is tuple:
         layout, leaves = [kind, len(batch)], batch
     else:
-        return None, []
+        layout, leaves = [], (batch,)
     for leaf in leaves:
         block = arena.find(leaf)
         if block is None or id(leaf) in seen or not len(block.memory):
