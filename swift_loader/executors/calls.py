@@ -83,7 +83,7 @@ class CoroutineLoop:
         Idempotent.
         """
         with self._lock:
-            loop, thread = self._loop, None
+            loop = self._loop
             if self._users == {user} and loop is not None and self._thread is not None:
                 call_soon(loop, partial(_cancel_all, loop))
                 self._thread = None

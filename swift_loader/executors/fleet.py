@@ -327,7 +327,7 @@ TEMPLATE_STAGES_S = (0.5, 0.3, 0.4)
 
 @contextmanager
 def or_killed(processes: Sequence[Any]) -> Iterator[None]:
-    """Kill processes if the block is interrupted. Not every system ends those whose main thread never looks."""
+    """Kill these processes if an interrupt ends the block, which was to end them."""
     try:
         yield
     except BaseException:

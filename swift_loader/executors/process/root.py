@@ -108,7 +108,10 @@ class RootRefused(Exception):
 
 
 class Root(LoopThread):
-    """One root process. It starts with the first request. Any thread may call its methods, which return at once."""
+    """One root process. It starts with the first request. Any thread may call its methods.
+
+    They return at once, or once a process that is being started exists.
+    """
 
     def __init__(self, launch: ServerLaunch, conditions: tuple[object, ...]) -> None:
         """Start nothing. `launch` starts the interpreter, and is closed with this object."""
