@@ -289,9 +289,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 f"resize({number}) needs a loader with workers, and num_workers=0 builds batches in the calling "
                 f"thread. Make the loader with num_workers=1 or more"
             )
-        self.resize_to(number)
+        self._resize_to(number)
 
-    def resize_to(self, number: int) -> None:
+    def _resize_to(self, number: int) -> None:
         """Change the number of workers as `resize` does, to one that is checked. What the user chooses stays."""
         with self._changing:
             if isinstance(number, AutoWorkers) and not isinstance(self.num_workers, AutoWorkers):
@@ -368,7 +368,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         observer, is_auto = self._observer, isinstance(self.num_workers, AutoWorkers)
         observer.autotuner = (observer.autotuner or Autotuner(int(self.num_workers))) if is_auto else None
         if (number := observer.tune(self)) is not None:
-            self.resize_to(AutoWorkers(number))
+            self._resize_to(AutoWorkers(number))
 
     def _end_epoch(self) -> None:
         """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""

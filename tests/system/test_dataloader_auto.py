@@ -74,10 +74,10 @@ def test_a_number_by_hand_ends_the_tuning() -> None:
 
 def test_what_the_tuner_wants_comes_too_late_after_a_number_by_hand() -> None:
     loader = DataLoader(Slow(), batch_size=8, num_workers="auto")
-    loader.resize_to(AutoWorkers(3))
+    loader._resize_to(AutoWorkers(3))
     assert loader.num_workers == 3
     loader.resize(2)
-    loader.resize_to(AutoWorkers(5))
+    loader._resize_to(AutoWorkers(5))
     assert loader.num_workers == 2
 
 

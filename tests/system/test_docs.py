@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import swift_loader
-from swift_loader import SwiftLoader
+from swift_loader import SwiftLoader, doctor, pipeline, vision
 from tests.support.helpers import program_environment
 from tests.support.pages import ROOT, Page, documentation
 
@@ -98,7 +98,22 @@ def test_the_readme_links_to_each_page() -> None:
     readme = PAGES[0]
     linked = {link.partition("#")[0] for link in readme.links()}
 
-    assert {page.name for page in PAGES[1:]} <= linked
+    assert {page.name for page in PAGES[1:] if not page.name.startswith("docs/reference-")} <= linked
+
+
+def test_each_public_name_stands_on_a_page_of_the_reference() -> None:
+    pages = [page.path.read_text(encoding="utf-8") for page in PAGES if page.name.startswith("docs/reference")]
+    shown = {name for text in pages for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)}
+    public = {
+        f"{module.__name__}.{name}" for module in (swift_loader, doctor, pipeline, vision) for name in module.__all__
+    }
+    package = ROOT / "swift_loader"
+    for path in (package / "testing.py", *(package / "integrations").glob("[a-z]*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        code = path.read_text(encoding="utf-8")
+        public |= {f"{module}.{name}" for name in re.findall(r"^(?:class|def) ([A-Za-z]\w+)", code, re.MULTILINE)}
+
+    assert public - shown == set()
 
 
 def test_the_options_page_has_each_argument_with_its_default() -> None:
