@@ -1,7 +1,8 @@
 """The loader's own exceptions, and how text for people is written.
 
 Wrong arguments raise plain `ValueError` and `TypeError`. An exception of the user's code keeps its type if it survives
-a pickle round trip; otherwise it becomes a `WorkerError`. Either way its `__cause__` is a `RemoteTraceback`.
+a pickle round trip; otherwise it becomes a `WorkerError`. Either way its `__cause__` is a `RemoteTraceback`. A note
+says where it was raised.
 
 What torch's DataLoader tells of a worker is a RuntimeError, so these are, too.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from contextlib import suppress
+from typing import Any, TypeVar
 
 _PACKAGE = __file__.removesuffix("errors.py")
 
@@ -121,6 +124,24 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.text}"
+
+
+_Raised = TypeVar("_Raised", bound=BaseException)
+
+
+def noted(error: _Raised, place: str) -> _Raised:
+    """Return an exception of the user's code with a note of its place, from Python 3.11 on. Our own errors say it.
+
+    The place up to its first comma says whose it is: a note about another batch or item of the same is replaced.
+    """
+    raised: Any = error
+    note = f"swift_loader: {place}"
+    whose = note.partition(",")[0]
+    if hasattr(raised, "add_note") and not isinstance(error, SwiftLoaderError):
+        with suppress(Exception):  # a class may refuse attributes
+            notes = getattr(raised, "__notes__", [])
+            raised.__notes__ = [*(one for one in notes if one.partition(",")[0] != whose), note]
+    return error
 
 
 def warn(text: str) -> None:

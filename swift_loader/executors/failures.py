@@ -63,6 +63,13 @@ def rebuild_with(failure: Failure, context: str, definitions: Definitions) -> Ex
     return error
 
 
+def place_of(work: Work, rank: int, worker_id: int | None, index: int | None) -> str:
+    """Return where the user's code raised, for `noted`. None: there are no workers; it isn't at a sample."""
+    batch = f"{work.turn} of its shard of the stream" if isinstance(work, StreamWork) else work.step
+    facts = {"rank": rank, "worker": worker_id, "epoch": work.epoch, "batch": batch, "dataset index": index}
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+
+
 def rebuild_sample(failed: SampleFailed, epoch: int, step: int, exception: Exception) -> SampleFailure:
     """Return the record of a failed sample of a batch, given its rebuilt exception."""
     failure = failed.failure

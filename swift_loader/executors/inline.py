@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import RemoteTraceback
+from swift_loader.errors import RemoteTraceback, noted
 from swift_loader.executors.base import Executor, Inbox, ToDo
-from swift_loader.executors.failures import describe_work, rebuild, rebuild_sample, task_of
+from swift_loader.executors.failures import describe_work, place_of, rebuild, rebuild_sample, task_of
 from swift_loader.executors.process.reader import BatchReader
+from swift_loader.executors.wording import rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
@@ -62,20 +63,21 @@ class LocalBuilder:
         who: str,
         store: SlotStore,
         identity: TorchIdentity | None = None,
+        worker_id: int | None = None,
     ) -> None:
         """Prepare to build batches.
 
         `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
         torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
         the batches, for the causes of errors. `store` has the memory of the batches; the builder alone uses it.
-        `identity`: see `BatchBuilder`.
+        `identity`: see `BatchBuilder`. `worker_id`: of the worker thread; None: it is the loop's.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
         self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
         self._metrics = metrics
-        self._who = who
+        self._who, self._rank, self._worker_id = who, rank_in(spec), worker_id
         self._plan = Plan.of(num_samples, spec.plan)
         self._store = store
         self.largest_nbytes = 0
@@ -149,7 +151,7 @@ class LocalBuilder:
             last = last.__cause__
         where = f"{failed.stage.value}{sample}, {describe_work(task.work, self._plan)}"
         last.__cause__ = RemoteTraceback(f"In {self._who}, {where}{note}")
-        return error
+        return noted(error, place_of(task.work, self._rank, self._worker_id, failed.index))
 
 
 def dataset_of(options: WorkerOptions) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from swift_loader.errors import warn
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.wording import Explainer
+from swift_loader.executors.wording import Explainer, rank_in
 from swift_loader.options import DeliveryOptions
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
@@ -46,7 +46,7 @@ def make_fleet(spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer 
 
     `explainer` has the words for its workers; None: those of a loader.
     """
-    explainer = explainer or Explainer(options, spec.plan.rank)
+    explainer = explainer or Explainer(options, rank_in(spec))
     if options.executor is not None:
         from swift_loader.executors.ray.fleet import ActorFleet, MixedFleet
 

@@ -17,7 +17,7 @@ from typing import Any
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, ThreadInbox, WorkerThread
 from swift_loader.executors.inline import LocalBuilder, dataset_of
-from swift_loader.executors.wording import Explainer, attached
+from swift_loader.executors.wording import Explainer, attached, rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
@@ -160,7 +160,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         super().__init__("worker", leaves_stalled_out=False)
         self._spec = spec
         self._options = options
-        self.explainer = Explainer(options, spec.plan.rank)
+        self.explainer = Explainer(options, rank_in(spec))
         """The words for the workers."""
         self.max_free = options.limits.max_ready_per_worker
         """Slots that a worker keeps while no batch is in them."""
@@ -220,6 +220,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             who=self.explainer.who(worker),
             store=worker.slots,
             identity=TorchThread(worker.worker_id),
+            worker_id=worker.worker_id,
         )
 
     def watching(self) -> AbstractContextManager[None]:

@@ -9,10 +9,11 @@ import signal
 import textwrap
 from typing import Any
 
-from swift_loader.errors import NoProcessesLeft, SwiftLoaderError, WorkerDied, WorkerStalled
-from swift_loader.executors.failures import describe_work, keys_of, rebuild, rebuild_sample, shown
+from swift_loader.errors import NoProcessesLeft, SwiftLoaderError, WorkerDied, WorkerStalled, noted
+from swift_loader.executors.failures import describe_work, keys_of, place_of, rebuild, rebuild_sample, shown
 from swift_loader.executors.handle import Handle
 from swift_loader.options import DeliveryOptions
+from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import limits_of_processes
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.failures import Decision
@@ -23,6 +24,7 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import out_of_descriptors_error
 from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 from swift_loader.worker.process import NO_DESCRIPTORS_LEFT, NO_PROCESSES_LEFT
+from swift_loader.worker.spec import WorkerSpec
 
 _SIGKILL = 9
 """Windows has no `signal.SIGKILL`."""
@@ -44,6 +46,11 @@ def how_it_ended(exit_code: int | None) -> str:
         return f"was ended by {signal.Signals(-exit_code).name}"
     except ValueError:  # a real-time signal
         return f"was ended by signal {-exit_code}"
+
+
+def rank_in(spec: WorkerSpec) -> int:
+    """Return the rank for messages. The plan of a DataLoader's workers doesn't know it."""
+    return spec.plan.rank if spec.options.torch is None else expected_ranks(None).rank
 
 
 def attached(*, traces: str = "", stderr: str = "") -> str:
@@ -107,6 +114,10 @@ class Explainer:
             ", with all samples fetched," if position >= len(keys) else f", at dataset index {shown(keys[position])},"
         )
 
+    def place(self, work: Work, worker_id: int, index: int | None) -> str:
+        """Return where the user's code raised, in a few words."""
+        return place_of(work, self._rank, worker_id, index)
+
     def rebuilt(self, failure: Failure, who: str, definitions: Definitions, unit: str = "") -> Exception:
         """Return the exception for a failure of the user's code. `unit` says at what; empty if unknown."""
         return rebuild(failure, who, definitions, unit and f", {unit}")
@@ -120,8 +131,10 @@ class Explainer:
     def failure(self, failure: Failure, worker: Handle) -> Exception:
         """Return the exception for a failure of the user's code in a worker."""
         is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
-        unit = self.describe(worker.tasks[0].work) if is_known else ""
-        return self.rebuilt(failure, self.who(worker), self._definitions, unit)
+        work = worker.tasks[0].work if is_known else None
+        unit = "" if work is None else self.describe(work)
+        error = self.rebuilt(failure, self.who(worker), self._definitions, unit)
+        return error if work is None else noted(error, self.place(work, worker.worker_id, failure.index))
 
     def sample_failure(self, failed: SampleFailed, worker: Handle) -> SampleFailure:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from swift_loader.errors import EncodeError, RemoteTraceback, TooManyErrors, warn
+from swift_loader.errors import EncodeError, RemoteTraceback, TooManyErrors, noted, warn
 
 MAX_KEPT = 100
 """How many failures of a stage are kept for the report. If more than half of as many first items fail, all may."""
@@ -187,7 +187,7 @@ class ItemFailure:
     """The number of the item among those of its stage, from 0. In completion order, among its results."""
     exception: BaseException
     """Without its frames, which would keep what their variables hold."""
-    traceback: str
+    traceback: str = field(repr=False)
 
 
 @dataclass(slots=True)
@@ -301,7 +301,8 @@ def explained(error: BaseException, stage: str, item: int | None) -> BaseExcepti
     if isinstance(error, StopIteration):  # it would end the loop early
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")
         error.__cause__ = stop
-    place = _Place(f"In stage {stage!r}, {'as its workers started' if item is None else f'at item {item}'}")
+    where = "as its workers started" if item is None else f"item {item}"
+    place = _Place(f"In stage {stage!r}, {where if item is None else f'at {where}'}")
     last, seen = error, {id(error)}
     while (cause := last.__cause__) is not None and id(cause) not in seen:  # `raise error from error` is a circle
         if isinstance(cause, _Place) and cause.stage == place.stage:  # the same error was raised for another item
@@ -312,7 +313,7 @@ def explained(error: BaseException, stage: str, item: int | None) -> BaseExcepti
     if cause is None and not last.__suppress_context__:
         place.__cause__ = last.__context__  # else it would not be shown
     last.__cause__ = place
-    return error
+    return noted(error, f"stage {stage!r}, {where}")
 
 
 _HINTS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class SampleFailure:
     `__cause__` is a `RemoteTraceback` with worker, batch and traceback."""
     reason: str
     """The exception's type and message in the worker."""
-    traceback: str
+    traceback: str = field(repr=False)
     """The traceback in the worker."""
     replaced_by: int | None
     """The dataset index of the replacement; None if the sample was left out."""
