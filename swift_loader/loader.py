@@ -8,7 +8,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +63,15 @@ class SwiftLoader:
         dataset_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         nb_consumer: int | None = None,
-        worker_per_consumer: int | str | None = None,
+        worker_per_consumer: int | Literal["auto"] | None = None,
         shuffle: bool = True,
         *,
         dataset: Any = None,
-        worker_type: str = "process",
+        worker_type: Literal["process", "thread"] = "process",
         executor: RayExecutor | None = None,
         seed: int | None = None,
         drop_last: bool = False,
-        uneven: str = "pad",
+        uneven: Literal["pad", "drop", "exact"] = "pad",
         in_order: bool = True,
         timeout: float | None = None,
         stall_warning: float | None = 60.0,
@@ -80,8 +80,8 @@ class SwiftLoader:
         message_queue_size: int = 10,
         max_buffer_size: int | None = None,
         nearby_shuffle: int | None = None,
-        rng: str | None = "sample",
-        on_error: str = "raise",
+        rng: Literal["sample", "worker"] | None = "sample",
+        on_error: Literal["raise", "skip", "replace"] = "raise",
         max_errors: float | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_encoder: Callable[[Any], bytes] | None = None,
@@ -93,9 +93,9 @@ class SwiftLoader:
         multithread: bool = True,
         max_nb_batch_on_device: int = 1,
         pin_memory: bool = False,
-        start_method: str = "template",
+        start_method: Literal["template", "spawn", "fork", "portable"] = "template",
         dataset_per_worker: bool = False,
-        **unknown: Any,
+        **unknown: NoReturn,
     ) -> None:
         """Check the options. Starts no process.
 
@@ -191,11 +191,12 @@ class SwiftLoader:
             ValueError: A value is out of its range. The message says what is allowed.
         """
         given = dict(locals())
-        if "seed_numer" in unknown:
-            given["seed"] = unknown.pop("seed_numer")
+        others = given.pop("unknown")
+        if "seed_numer" in others:
+            given["seed"] = others.pop("seed_numer")
             if seed is not None:
                 raise TypeError("seed and seed_numer are both given; they are one option, so give seed only")
-        refuse_unknown(unknown, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
+        refuse_unknown(others, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
         self._set_up(Options.of(given))
 
     def _set_up(self, options: Options, run: Run | None = None, dataset: Any = None) -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -63,7 +63,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int | str = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -77,15 +77,15 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        rng: str | None = "sample",
+        rng: Literal["sample", "worker"] | None = "sample",
         seed: int | None = None,
-        worker_type: str = "process",
+        worker_type: Literal["process", "thread"] = "process",
         start_method: None = None,
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
         workers: None = None,
         executor: RayExecutor | None = None,
-        shard_stream: bool | str | None = None,
+        shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
     ) -> None:
         """Check the arguments, and begin to import in the background what workers need. Starts no worker.

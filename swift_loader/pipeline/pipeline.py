@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from swift_loader.checks import (
     check_choice,
@@ -24,8 +24,16 @@ from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Pr
 from swift_loader.pipeline.sources import Chain, Gathered, Join, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
 
+_Item_co = TypeVar("_Item_co", covariant=True)
+_Other = TypeVar("_Other")
 
-class Pipeline:
+
+class _Indexed(Protocol[_Item_co]):
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> _Item_co: ...
+
+
+class Pipeline(Generic[_Item_co]):
     """Items from a source, through stages that work at the same time.
 
         pipe = (
@@ -44,7 +52,12 @@ class Pipeline:
     """
 
     def __init__(
-        self, source: Any, *, continuous: bool = False, seed: int | None = None, max_errors: float | None = None
+        self,
+        source: Iterable[_Item_co] | AsyncIterable[_Item_co] | _Indexed[_Item_co],
+        *,
+        continuous: bool = False,
+        seed: int | None = None,
+        max_errors: float | None = None,
     ) -> None:
         """Take items from a source. Pulls nothing yet.
 
@@ -72,30 +85,59 @@ class Pipeline:
         self._epochs = Epochs(chain, seed)
 
     @classmethod
-    def _made(cls, chain: Chain, seed: int | None) -> Pipeline:
+    def _made(cls, chain: Chain, seed: int | None) -> Pipeline[Any]:
         pipeline = cls.__new__(cls)
         pipeline._set_up(chain, seed)  # noqa: SLF001 - of this class
         return pipeline
 
-    def _with(self, node: Node) -> Pipeline:
+    def _with(self, node: Node) -> Pipeline[Any]:
         return Pipeline._made(replace(self._chain, nodes=(*self._chain.nodes, node)), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
 
+    @overload
+    def map(
+        self,
+        function: Callable[[_Item_co], Coroutine[Any, Any, _Other] | AsyncIterator[_Other] | Iterator[_Other]],
+        *,
+        concurrency: int = 1,
+        on: Literal["thread", "process", "loop"] | None = None,
+        output_order: Literal["input", "completion"] = "input",
+        on_error: Literal["raise", "skip"] = "raise",
+        max_errors: float | None = None,
+        timeout: float | None = None,
+        buffer_size: int | None = None,
+        name: str | None = None,
+    ) -> Pipeline[_Other]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[[_Item_co], _Other],
+        *,
+        concurrency: int = 1,
+        on: Literal["thread", "process", "loop"] | None = None,
+        executor: Executor | None = None,
+        output_order: Literal["input", "completion"] = "input",
+        on_error: Literal["raise", "skip"] = "raise",
+        max_errors: float | None = None,
+        timeout: float | None = None,
+        buffer_size: int | None = None,
+        name: str | None = None,
+    ) -> Pipeline[_Other]: ...
     def map(
         self,
         function: Callable[[Any], Any],
         *,
         concurrency: int = 1,
-        on: str | None = None,
+        on: Literal["thread", "process", "loop"] | None = None,
         executor: Executor | None = None,
-        output_order: str = "input",
-        on_error: str = "raise",
+        output_order: Literal["input", "completion"] = "input",
+        on_error: Literal["raise", "skip"] = "raise",
         max_errors: float | None = None,
         timeout: float | None = None,
         buffer_size: int | None = None,
         name: str | None = None,
-    ) -> Pipeline:
+    ) -> Pipeline[Any]:
         """Call a function with each item.
 
         Args:
@@ -159,30 +201,30 @@ class Pipeline:
             )
         )
 
-    def filter(self, predicate: Callable[[Any], bool]) -> Pipeline:
+    def filter(self, predicate: Callable[[_Item_co], bool]) -> Pipeline[_Item_co]:
         """Keep the items for which the function returns true. It runs on one thread."""
         return self._with(Filter(Function.of(predicate)))
 
-    def drop_none(self) -> Pipeline:
+    def drop_none(self: Pipeline[_Other | None]) -> Pipeline[_Other]:
         """Leave out items that are None, as a function returns that has no result for its item."""
         return self._with(DropNone())
 
-    def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline:
+    def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline[list[_Item_co]]:
         """Collect items in lists of this length. The last one may be shorter, unless `drop_last` leaves it out."""
         return self._with(Batch(batch_size, drop_last))
 
-    def unbatch(self) -> Pipeline:
+    def unbatch(self: Pipeline[Iterable[_Other]]) -> Pipeline[_Other]:
         """Give the elements of each item one by one."""
         return self._with(Unbatch())
 
-    def shuffle(self, buffer_size: int) -> Pipeline:
+    def shuffle(self, buffer_size: int) -> Pipeline[_Item_co]:
         """Give each time a random one of the next `buffer_size` items. Other ones in each epoch, by the seed.
 
         A resume pulls the epoch's items up to the place again, so put it before expensive stages.
         """
         return self._with(Shuffle(buffer_size))
 
-    def prefetch(self, buffer_size: int, *, timeout: float | None = None) -> Pipeline:
+    def prefetch(self, buffer_size: int, *, timeout: float | None = None) -> Pipeline[_Item_co]:
         """Work ahead of the loop: up to so many items wait for it.
 
         Args:
@@ -191,7 +233,7 @@ class Pipeline:
         """
         return self._with(Prefetch(buffer_size, check_seconds("timeout", timeout)))
 
-    def cache(self, num_items: int, *, stop_after: int | None = None) -> Pipeline:
+    def cache(self, num_items: int, *, stop_after: int | None = None) -> Pipeline[_Item_co]:
         """Keep the first items, and give them again and again. It shows how fast a loop were if data were free.
 
         Args:
@@ -200,7 +242,9 @@ class Pipeline:
         """
         return self._with(Cache(num_items, stop_after))
 
-    def shard(self, rank: int | None = None, world_size: int | None = None, *, equal: bool = True) -> Pipeline:
+    def shard(
+        self, rank: int | None = None, world_size: int | None = None, *, equal: bool = True
+    ) -> Pipeline[_Item_co]:
         """Keep every `world_size`-th item, beginning with number `rank`.
 
         Args:
@@ -223,7 +267,9 @@ class Pipeline:
             )
         return self._with(Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
 
-    def merge(self, *others: Pipeline, output_order: str = "input") -> Pipeline:
+    def merge(
+        self, *others: Pipeline[_Other], output_order: Literal["input", "completion"] = "input"
+    ) -> Pipeline[_Item_co | _Other]:
         """Join this pipeline and others.
 
         Args:
@@ -235,8 +281,8 @@ class Pipeline:
 
     @classmethod
     def mix(
-        cls, pipelines: Sequence[Pipeline], weights: Sequence[float] | None = None, *, seed: int | None = None
-    ) -> Pipeline:
+        cls, pipelines: Sequence[Pipeline[_Other]], weights: Sequence[float] | None = None, *, seed: int | None = None
+    ) -> Pipeline[_Other]:
         """Take each item of a random pipeline, until all have ended.
 
         Args:
@@ -257,8 +303,8 @@ class Pipeline:
 
     @classmethod
     def _joined(
-        cls, pipelines: Sequence[Pipeline], join: Join, weights: Sequence[float] = (), seed: int | None = None
-    ) -> Pipeline:
+        cls, pipelines: Sequence[Pipeline[Any]], join: Join, weights: Sequence[float] = (), seed: int | None = None
+    ) -> Pipeline[Any]:
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"a {type(pipeline).__name__} can't be merged or mixed; make a Pipeline of it")
@@ -269,7 +315,7 @@ class Pipeline:
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_Item_co]:
         """Return an iterator over the next epoch, or over the rest of a loaded one. Its first `next` begins it."""
         return PipelineIterator(self._epochs)
 
@@ -293,7 +339,7 @@ class Pipeline:
         self._epochs.seek(check_integer("epoch", epoch, 0))
 
     @property
-    def sampler(self) -> Pipeline:
+    def sampler(self) -> Pipeline[_Item_co]:
         """Itself: Lightning looks for `set_epoch` on a loader's `sampler` only. It has no indices."""
         return self
 
@@ -343,7 +389,7 @@ class Pipeline:
         """End the current iteration, with all threads and processes. Idempotent."""
         self._epochs.close()
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Pipeline[_Item_co]:
         return self
 
     def __exit__(
@@ -356,7 +402,7 @@ class Pipeline:
 
         Raises what `state_dict` raises, and `TypeError` if a stage has `executor=`.
         """
-        own = {name: value for name, value in vars(self).items() if name not in ("_chain", "_seed", "_epochs")}
+        own = {name: vars(self)[name] for name in {*vars(self)} - {"_chain", "_seed", "_epochs", "__orig_class__"}}
         return _restored, (type(self), self._chain, self._seed, self.state_dict()), own
 
     def __repr__(self) -> str:
@@ -366,7 +412,7 @@ class Pipeline:
         return "\n".join([type(self).__name__, *lines])
 
 
-def _restored(kind: type[Pipeline], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline:
+def _restored(kind: type[Pipeline[Any]], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline[Any]:
     pipeline = kind._made(chain, seed)  # noqa: SLF001 - of this module
     pipeline.load_state_dict(state)
     return pipeline
@@ -375,7 +421,7 @@ def _restored(kind: type[Pipeline], chain: Chain, seed: int | None, state: dict[
 # StageLoader: source, preprocessing, aggregation, transfer, buffer.
 
 
-class StageLoader(Pipeline):
+class StageLoader(Pipeline[Any]):
     """Batches from any source, through functions that run at the same time.
 
         loader = StageLoader(paths, preprocessor=decode, batch_size=32, aggregator=batchify, transfer_fn=to_gpu)
@@ -397,8 +443,8 @@ class StageLoader(Pipeline):
         buffer_size: int = 3,
         num_threads: int = 8,
         timeout: float | None = None,
-        output_order: str = "completion",
-        on_error: str = "raise",
+        output_order: Literal["input", "completion"] = "completion",
+        on_error: Literal["raise", "skip"] = "raise",
         max_errors: float | None = None,
         seed: int | None = None,
     ) -> None:
@@ -427,15 +473,15 @@ class StageLoader(Pipeline):
             ValueError: A value is out of its range.
         """
         threads = check_integer("num_threads", num_threads, 1, MAX_CONCURRENCY)
-        order = check_choice("output_order", output_order, OutputOrder)
-        errors: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors}
-        pipeline = Pipeline(src, seed=seed)
+        order = check_choice("output_order", output_order, OutputOrder).value
+        errors: dict[str, Any] = {"output_order": order, "on_error": on_error, "max_errors": max_errors}
+        pipeline: Pipeline[Any] = Pipeline(src, seed=seed)
         if preprocessor is not None:
-            pipeline = pipeline.map(preprocessor, concurrency=threads, output_order=order, **errors).drop_none()
+            pipeline = pipeline.map(preprocessor, concurrency=threads, **errors).drop_none()
         if batch_size is not None:
             pipeline = pipeline.batch(batch_size, drop_last=drop_last)
         if aggregator is not None:
-            pipeline = pipeline.map(aggregator, concurrency=threads, output_order=order, **errors).drop_none()
+            pipeline = pipeline.map(aggregator, concurrency=threads, **errors).drop_none()
         if transfer_fn is not None:
             if kind_of(transfer_fn) is not Kind.FUNCTION:
                 raise TypeError(f"transfer_fn is a {kind_of(transfer_fn).value}; it must be a plain function")

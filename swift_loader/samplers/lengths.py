@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ class _GroupedSampler(ResumableSampler[list[int]]):
     def __init__(
         self,
         ranks: Ranks,
-        uneven: str | Uneven,
+        uneven: str,
         seed: int | None,
         shuffle: bool,
         costs: Indices,
@@ -158,7 +159,7 @@ class LengthBucketBatchSampler(_GroupedSampler):
         shuffle: bool = True,
         seed: int | None = None,
         drop_last: bool = False,
-        uneven: str | Uneven = Uneven.PAD,
+        uneven: Literal["pad", "drop", "exact"] = "pad",
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
@@ -228,11 +229,11 @@ class TokenBudgetBatchSampler(_GroupedSampler):
         max_samples: int | None = None,
         padded: bool = True,
         pad_to_multiple_of: int = 1,
-        oversized: str | Oversized = Oversized.RAISE,
+        oversized: Literal["raise", "drop", "alone"] = "raise",
         bucket_size: int = BUCKET_SIZE,
         shuffle: bool = True,
         seed: int | None = None,
-        uneven: str | Uneven = Uneven.PAD,
+        uneven: Literal["pad", "drop", "exact"] = "pad",
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:

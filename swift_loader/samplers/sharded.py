@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DistributedSampler
@@ -54,7 +54,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
         seed: int | None = None,
         nearby_shuffle: int | None = None,
         drop_last: bool = False,
-        uneven: str | Uneven = Uneven.PAD,
+        uneven: Literal["pad", "drop", "exact"] = "pad",
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from math import inf
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset
@@ -36,10 +36,10 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     is_training: bool = False,
     no_aug: bool = False,
     re_prob: float = 0.0,
-    re_mode: str = "const",
+    re_mode: Literal["const", "rand", "pixel"] = "const",
     re_count: int = 1,
     re_split: bool = False,
-    train_crop_mode: str | None = None,
+    train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | None = None,
     scale: tuple[float, float] | None = None,
     ratio: tuple[float, float] | None = None,
     hflip: float = 0.5,
@@ -57,7 +57,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     num_workers: int = 1,
     distributed: bool = False,
     crop_pct: float | None = None,
-    crop_mode: str | None = None,
+    crop_mode: Literal["center", "border", "squash"] | None = None,
     crop_border_pixels: int | None = None,
     collate_fn: Callable[..., Any] | None = None,
     pin_memory: bool = False,
@@ -67,13 +67,13 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     use_prefetcher: bool = True,
     use_multi_epochs_loader: bool = False,
     persistent_workers: bool = True,
-    worker_seeding: str = "all",
+    worker_seeding: Literal["all", "part"] = "all",
     tf_preprocessing: bool = False,
     input_size_choices: Sequence[Any] | None = None,
     batch_size_choices: Sequence[int] | None = None,
     batch_choice_weights: Sequence[float] | None = None,
     batch_choice_seed: int = 0,
-    batch_choice_schedule: str = "constant",
+    batch_choice_schedule: Literal["constant", "progressive"] = "constant",
     batch_schedule_epochs: int | None = None,
     batch_schedule_spread: float = 0.65,
     batch_schedule_random_mix: float = 0.1,
@@ -83,11 +83,11 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     seed: int | None = None,
     nearby_shuffle: int = 0,
     in_order: bool = True,
-    on_error: str = "raise",
+    on_error: Literal["raise", "skip", "replace"] = "raise",
     max_errors: float | None = None,
     timeout: float | None = None,
     worker_restarts: int = 3,
-    **unknown: Any,
+    **unknown: NoReturn,
 ) -> PrefetchLoader | SwiftLoader | ImageLoader:
     """Set timm's transform on a dataset, and return a loader of it. Starts no worker.
 

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class RandomErasing:
     """Minimum of a rectangle's height divided by its width."""
     max_aspect: float | None = None
     """Maximum of a rectangle's height divided by its width; None: `1 / min_aspect`."""
-    mode: str = "const"
+    mode: Literal["const", "rand", "pixel"] = "const"
     """Content of the rectangles: zeros (`"const"`), one normal random number per channel (`"rand"`), or one per channel
     and pixel (`"pixel"`)."""
     min_count: int = 1
@@ -74,7 +74,8 @@ class RandomErasing:
     """Accepted because timm has it, without effect: images are erased on their own device."""
 
     def __post_init__(self, device: Any) -> None:
-        object.__setattr__(self, "mode", (self.mode or "const").lower())
+        mode: str = self.mode
+        object.__setattr__(self, "mode", (mode or "const").lower())  # as timm
         if self.mode not in _ERASING_MODES:
             raise ValueError(f"mode={self.mode!r} is unknown; it must be one of {', '.join(map(repr, _ERASING_MODES))}")
         if not 0 <= self.probability <= 1:
@@ -252,7 +253,7 @@ class PrefetchLoader(DevicePrefetcher):
         img_dtype: torch.dtype | None = None,
         fp16: bool = False,
         re_prob: float = 0.0,
-        re_mode: str = "const",
+        re_mode: Literal["const", "rand", "pixel"] = "const",
         re_count: int = 1,
         re_num_splits: int = 0,
         channels_last: bool = False,

@@ -29,10 +29,10 @@ HANG_S = 50.0
 SWITCH = "SWIFT_LOADER_ROOT"
 """The environment variable that switches roots off."""
 
-START_METHOD = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
+START_METHOD: Any = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
 """Of loaders whose test doesn't choose one. So tests of the template can run with another one."""
 
-WORKER_TYPE = os.environ.get("SWIFT_LOADER_TESTS_WORKER_TYPE", "process")
+WORKER_TYPE: Any = os.environ.get("SWIFT_LOADER_TESTS_WORKER_TYPE", "process")
 """Of loaders whose test doesn't choose one. So tests of processes can run with threads."""
 
 needs_own_generators = pytest.mark.skipif(WORKER_TYPE == "thread", reason="threads share the global generators")
@@ -68,7 +68,7 @@ def every(step: int, cases: Iterable[_Case]) -> list[_Case]:
     return list(cases)[::step]
 
 
-def make_loader(dataset_class: Any, *, workers: int | str = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
+def make_loader(dataset_class: Any, *, workers: Any = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
     """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
     options.setdefault("seed", 7)
     options.setdefault("start_method", START_METHOD)

@@ -37,7 +37,7 @@ async def async_some(number: int) -> AsyncIterator[tuple[int, int]]:
         yield number, part
 
 
-FUNCTIONS: dict[str, tuple[Callable[[int], Any], str | None, Callable[[int], list[Any]]]] = {
+FUNCTIONS: dict[str, tuple[Callable[[int], Any], Any, Callable[[int], list[Any]]]] = {
     "function in threads": (plus_one, "thread", lambda number: [number + 1]),
     "generator in threads": (some, "thread", lambda number: list(some(number))),
     "coroutine": (async_plus_one, None, lambda number: [number + 1]),

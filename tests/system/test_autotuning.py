@@ -198,7 +198,7 @@ def test_what_it_cannot_work_with_is_refused() -> None:
     with pytest.raises(ValueError, match="benchmark=False measures nothing"):
         auto_loader(benchmark=False)
     with pytest.raises(TypeError, match="worker_per_consumer='Auto'"):
-        SwiftLoader(datasets.Counting, worker_per_consumer="Auto")
+        SwiftLoader(datasets.Counting, worker_per_consumer="Auto")  # type: ignore[arg-type]
     options: dict[str, Any] = {"worker_type": "thread", "worker_per_consumer": "auto", "dataset_per_worker": True}
     with pytest.raises(ValueError, match=r"worker threads can't be added .* give dataset_class"):
         SwiftLoader(dataset=datasets.Counting(), **options)

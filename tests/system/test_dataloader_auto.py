@@ -38,7 +38,7 @@ def quick_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swift_loader.report.tuning.CHECK_NS", 50_000_000)
 
 
-def batches_of(num_workers: int | str, *, pause_s: float = 0.0) -> tuple[list[torch.Tensor], DataLoader[torch.Tensor]]:
+def batches_of(num_workers: Any, *, pause_s: float = 0.0) -> tuple[list[torch.Tensor], DataLoader[torch.Tensor]]:
     torch.manual_seed(3)
     loader = DataLoader(Slow(1600), batch_size=8, shuffle=True, num_workers=num_workers)
     batches = []

@@ -43,7 +43,7 @@ class DrawsStream(IterableDataset[list[float]]):
 @pytest.mark.parametrize("rng", ["sample", None])
 @pytest.mark.parametrize("persistent_workers", [exhaustive(False), True])
 @pytest.mark.parametrize("dataset", [Draws(), DrawsStream()])
-def test_no_draw_comes_twice(dataset: Any, persistent_workers: bool, rng: str | None) -> None:
+def test_no_draw_comes_twice(dataset: Any, persistent_workers: bool, rng: Any) -> None:
     loader: DataLoader[Any] = DataLoader(
         dataset,
         collate_fn=list,

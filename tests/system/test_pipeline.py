@@ -100,7 +100,7 @@ def test_a_pipeline_is_not_changed_by_its_methods() -> None:
 
 
 @pytest.mark.parametrize("output_order", ["input", "completion"])
-def test_a_continuous_pipeline_ends_each_epoch_and_works_ahead(output_order: str) -> None:
+def test_a_continuous_pipeline_ends_each_epoch_and_works_ahead(output_order: Any) -> None:
     pipeline = Pipeline(range(7), continuous=True).map(functions.uneven, concurrency=3, output_order=output_order)
     with pipeline.batch(3).prefetch(1) as batches:
         for _ in range(3):
@@ -164,7 +164,7 @@ def test_ranks_that_shuffle_before_they_share_need_one_seed() -> None:
 
 
 def test_the_length_is_known_where_the_source_has_one() -> None:
-    pipeline = Pipeline(range(100), seed=1).map(functions.plus_one).shuffle(5)
+    pipeline: Pipeline[Any] = Pipeline(range(100), seed=1).map(functions.plus_one).shuffle(5)
     assert len(pipeline.batch(7)) == 15
     assert len(pipeline.batch(7, drop_last=True)) == 14
     assert len(pipeline.shard(0, 3).batch(10)) == 4
@@ -174,7 +174,7 @@ def test_the_length_is_known_where_the_source_has_one() -> None:
 
 
 def test_draws_are_keyed_by_the_item() -> None:
-    def draws(where: str, concurrency: int) -> list[Any]:
+    def draws(where: Any, concurrency: int) -> list[Any]:
         return list(Pipeline(range(20), seed=4).map(functions.draw, concurrency=concurrency, on=where))
 
     threads = draws("thread", 3)
@@ -194,7 +194,7 @@ def test_draws_are_keyed_by_the_item() -> None:
 
 
 @pytest.mark.parametrize("on", ["thread", "process"])
-def test_a_generator_behind_a_decorator_is_known_by_what_it_returns(on: str) -> None:
+def test_a_generator_behind_a_decorator_is_known_by_what_it_returns(on: Any) -> None:
     def decorated(number: int) -> Any:
         return functions.some(number)
 
@@ -209,7 +209,7 @@ def test_a_generator_behind_a_decorator_is_known_by_what_it_returns(on: str) -> 
 
 
 @pytest.mark.parametrize("output_order", ["input", "completion"])
-def test_any_executor_makes_the_calls(output_order: str) -> None:
+def test_any_executor_makes_the_calls(output_order: Any) -> None:
     local = threading.local()
 
     def add(number: int) -> int:
@@ -246,7 +246,7 @@ def test_what_waits_in_an_executor_is_cancelled(released: threading.Event) -> No
 
 
 @pytest.mark.parametrize("where", ["thread", "process", "loop"])
-def test_an_error_comes_at_its_item_and_stays(where: str) -> None:
+def test_an_error_comes_at_its_item_and_stays(where: Any) -> None:
     function = functions.async_fails_at_five if where == "loop" else functions.fails_at_five
     iterator = iter(Pipeline(range(NUM)).map(function, concurrency=3, on=where).batch(1))
     assert [next(iterator) for _ in range(5)] == [[number] for number in range(5)]
@@ -263,7 +263,7 @@ def test_an_error_comes_at_its_item_and_stays(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["thread", "process", "loop"])
-def test_items_that_fail_are_left_out_and_reported(where: str) -> None:
+def test_items_that_fail_are_left_out_and_reported(where: Any) -> None:
     function = functions.async_fails_at_five if where == "loop" else functions.fails_at_five
     pipeline = Pipeline(range(10)).map(function, concurrency=2, on=where, on_error="skip", name="decode")
     with pytest.warns(
@@ -279,7 +279,7 @@ def test_items_that_fail_are_left_out_and_reported(where: str) -> None:
 
 
 @pytest.mark.parametrize("output_order", ["input", "completion"])
-def test_a_generator_that_fails_keeps_what_it_gave(output_order: str) -> None:
+def test_a_generator_that_fails_keeps_what_it_gave(output_order: Any) -> None:
     pipeline = Pipeline(range(8)).map(
         functions.yields_then_fails, concurrency=2, on_error="skip", output_order=output_order
     )
@@ -654,7 +654,7 @@ def test_wrong_sources_and_sizes_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="max_errors=3 has no effect without a stage with on_error='skip'"):
         list(Pipeline(range(3), max_errors=3).map(functions.plus_one))
     with pytest.raises(TypeError, match="the source is a int"):
-        Pipeline(5)
+        Pipeline(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size=0"):
         Pipeline([]).batch(0)
     with pytest.raises(ValueError, match="rank=2 is too large; it must be at most 1"):

@@ -101,7 +101,7 @@ def test_any_source_continues(source: str, graph: str) -> None:
 
 @pytest.mark.timeout(180)  # processes are started seven times
 def test_processes_continue_with_the_draws_of_threads() -> None:
-    def make(where: str) -> Pipeline:
+    def make(where: Any) -> Pipeline:
         return Pipeline(range(30), seed=2).map(functions.draw, concurrency=2, on=where).batch(4)
 
     assert run_in_parts(lambda: make("process"), 6, 3) == whole(lambda: make("thread"))

@@ -39,7 +39,7 @@ class Stretch:
 
     batch_size: int
     world_size: int
-    uneven: str
+    uneven: Any
     drop_last: bool
     num_steps: int
     """Global steps, over the ends of epochs."""

@@ -91,7 +91,7 @@ def test_a_process_that_hangs_twice_at_an_item_names_stage_and_item() -> None:
 
 
 @pytest.mark.parametrize("where", ["thread", "process", "loop"])
-def test_an_item_that_takes_too_long_is_left_out(where: str, released: threading.Event) -> None:
+def test_an_item_that_takes_too_long_is_left_out(where: Any, released: threading.Event) -> None:
     threads, loop = functions.hanging_at(3, released), functions.async_hangs_at_three
     function: Any = {"thread": threads, "process": hangs_at_three, "loop": loop}[where]
     pipeline = Pipeline(range(9)).map(function, on=where, concurrency=2, timeout=2, on_error="skip")
@@ -100,7 +100,7 @@ def test_an_item_that_takes_too_long_is_left_out(where: str, released: threading
 
 
 @pytest.mark.parametrize("output_order", ["input", "completion"])
-def test_items_that_hang_at_the_same_time_are_left_out_together_while_others_go_on(output_order: str) -> None:
+def test_items_that_hang_at_the_same_time_are_left_out_together_while_others_go_on(output_order: Any) -> None:
     ends: list[float] = []
 
     async def hang(number: int) -> None:

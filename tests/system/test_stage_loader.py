@@ -170,7 +170,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="buffer_size=0"):
         StageLoader([], buffer_size=0)
     with pytest.raises(ValueError, match="output_order='random'"):
-        StageLoader([], output_order="random")
+        StageLoader([], output_order="random")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="threads"):
         StageLoader([], threads=3)  # type: ignore[call-arg]
 

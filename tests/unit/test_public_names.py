@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
 
 import pytest
 
 import swift_loader
+from swift_loader.options import WorkerType
+from swift_loader.pipeline import Pipeline, StageLoader
+from swift_loader.pipeline.maps import OutputOrder, Where
+from swift_loader.samplers.lengths import Oversized
+from swift_loader.sampling.plan import Uneven
+from swift_loader.vision import create_loader
+from swift_loader.worker.fetch import OnError
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.spec import StartMethod
+
+WORDS: dict[str, type[Enum]] = {
+    "on": Where,
+    "on_error": OnError,
+    "output_order": OutputOrder,
+    "oversized": Oversized,
+    "rng": Rng,
+    "start_method": StartMethod,
+    "uneven": Uneven,
+    "worker_type": WorkerType,
+}
 
 
 def test_the_public_names_are_these() -> None:
@@ -64,3 +88,23 @@ def test_the_package_and_what_a_worker_runs_import_torch_only_where_it_is_used()
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (swift_loader.SwiftLoader.__init__, "on_error rng start_method uneven worker_type"),
+        (swift_loader.DataLoader.__init__, "rng worker_type"),
+        (create_loader, "on_error"),
+        (swift_loader.LengthBucketBatchSampler.__init__, "uneven"),
+        (swift_loader.TokenBudgetBatchSampler.__init__, "oversized uneven"),
+        (swift_loader.ShuffleSampler.__init__, "uneven"),
+        (Pipeline.map, "on output_order"),
+        (Pipeline.merge, "output_order"),
+        (StageLoader.__init__, "output_order"),
+    ],
+)
+def test_annotations_have_the_words_that_an_option_takes(function: Callable[..., Any], options: str) -> None:
+    for option in options.split():
+        written = re.findall(r"'(\w+)'", function.__annotations__[option])
+        assert written == [word.value for word in WORDS[option] if word is not Rng.NONE]  # that is None

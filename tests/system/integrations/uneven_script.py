@@ -30,7 +30,7 @@ def metric(ids: NDArray[np.int64]) -> torch.Tensor:
     return torch.tensor([np.count_nonzero(ids * 37 % 10 < 5), np.sum(ids**2 + 1)], dtype=torch.float64)
 
 
-def make_loader(num_samples: int, uneven: str) -> SwiftLoader:
+def make_loader(num_samples: int, uneven: Any) -> SwiftLoader:
     return SwiftLoader(Drawing, {"num_samples": num_samples}, batch_size=BATCH_SIZE, uneven=uneven, seed=7)
 
 
