@@ -54,7 +54,7 @@ class SwiftLoader:
     batch size. `start(device=...)` delivers tensors on a device. With several GPUs, make the same loader in each
     process; each gets its own part of the dataset.
 
-    `__init__` describes the options, `start` the device and the rank.
+    [Options](options.md) has the parameters in groups. `start` takes the device and the rank.
     """
 
     def __init__(
@@ -97,92 +97,98 @@ class SwiftLoader:
         dataset_per_worker: bool = False,
         **unknown: NoReturn,
     ) -> None:
-        """Check the options. Starts no process.
+        """Check the options. This starts no process.
 
         Args:
-            dataset_class: A class or function that returns a map-style dataset. Called in another process, or in this
-                one if there are no worker processes.
-            dataset_kwargs: Keyword arguments for `dataset_class`. Default: none.
+            dataset_class: A class or function that returns a map-style [dataset](datasets.md#datasets). It runs in
+                another process, or in this one if there are no worker processes.
+            dataset_kwargs: Keyword arguments of `dataset_class`.
             batch_size: Samples per batch of one consumer, at least 1.
-            nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
-                the world size of torch.distributed; else that of the launcher (torchrun, mpirun, srun); else 1.
-            worker_per_consumer: Workers per consumer, 0 to 4096. Default: 1, or 0 with an `executor`. Without one, 0
-                builds batches in the calling thread, for debugging.
-                `"auto"` starts with few, and changes their number while the loop runs, until that hardly waits or the
-                machine has no more to give.
-            shuffle: True visits the samples in a new order each epoch. False keeps the dataset's order.
-            dataset: A dataset instance. Give this or `dataset_class`, not both.
-            worker_type: What a worker is. `"process"` is a process of its own. `"thread"` is a thread of this process,
-                for free-threaded Python and for datasets that release the GIL. Threads share the dataset, which must be
-                thread-safe. A thread that hangs can't be replaced.
-            executor: A `RayExecutor`: workers are Ray actors, on any node of a cluster. See docs/ray.md. None: all
+            nb_consumer: How many consumers share the dataset, at least 1. A consumer, or rank, is one training process,
+                usually one per GPU. Default: the world size of torch.distributed, else that of the launcher (torchrun,
+                mpirun, srun), else 1. See [several GPUs](several-gpus.md#how-the-loader-finds-its-rank).
+            worker_per_consumer: Workers per consumer, 0 to 4096. Default: 1, or 0 with an `executor`. 0 without an
+                `executor` builds batches in the calling thread, for debugging. `"auto"`: the loader [chooses the
+                number](options.md#how-many-workers) while the loop runs.
+            shuffle: True visits the samples in a new order in each epoch. False keeps the dataset's order.
+            dataset: A dataset instance, instead of `dataset_class` and `dataset_kwargs`.
+            worker_type: `"process"`: each worker is a process. `"thread"`: each worker is a
+                [thread](how-it-works.md#threads-as-workers) of this process, for free-threaded Python and for datasets
+                that release the GIL. Threads share the dataset, which must be thread-safe. A thread that hangs can't be
+                replaced.
+            executor: A `RayExecutor` adds workers that are [Ray](ray.md) actors, on any node of a cluster. None: all
                 workers are on this machine.
-            seed: Integer of at least 0 that determines all randomness. Default: the seed of torch's generator if torch
-                is imported, as set by `torch.manual_seed` or `seed_everything`, or as torch drew it for this process.
-                So all loaders without `seed` share one seed until torch is seeded again. Without torch, the clock sets
-                it. All ranks use rank 0's seed if torch.distributed is initialised. `seed_numer`, the old spelling,
-                works too.
-            drop_last: True leaves out the last batch if it would be smaller than the others.
-            uneven: What happens to samples that can't be split evenly over consumers. `"pad"` repeats some samples
-                (see `num_padding`), `"drop"` leaves some out, `"exact"` gives consumers different numbers of samples.
+            seed: Integer of at least 0 that determines all randomness. Default: the seed of torch's generator, as
+                `torch.manual_seed` or `seed_everything` set it, or as torch drew it for this process. So all loaders
+                without `seed` share one seed until torch is seeded again. If torch isn't imported, the seed comes from
+                the clock. With torch.distributed, all ranks use that of rank 0. `seed_numer` is an old name for it.
+            drop_last: True leaves out the last batch if it is smaller than the others.
+            uneven: What happens to samples that can't be [split evenly](several-gpus.md#equal-steps) over consumers.
+                `"pad"` repeats some samples, and `num_padding` says how many. `"drop"` leaves some out. `"exact"` gives
+                consumers different numbers of samples.
             in_order: True delivers batches in a fixed order. False delivers them as soon as they are ready, within an
-                epoch; `state_dict` then only works between epochs.
-            timeout: Seconds that a worker may spend on one batch that the loop waits for. Then the worker is killed and
-                replaced, up to `worker_restarts` times in a row; after that, `WorkerStalled` is raised. None or 0: no
-                limit.
-            stall_warning: Seconds that a worker may spend on such a batch before a warning shows its Python stack. None
-                or 0: no warning.
-            worker_restarts: How many workers in a row, with no batch in between, are replaced when they die. A
-                replacement rebuilds the lost batches. After that, `WorkerDied` is raised. 0 raises at the first death.
-            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. Memory in flight is
-                at most this many batches, plus those that you hold, plus a few free slots per worker; `repr` says how
-                much. Default: `max(10, 3 * worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with
-                `in_order=False`. If it is less than the number of workers, some workers are always idle, and `start()`
-                warns.
+                epoch. Then `state_dict` works only between epochs.
+            timeout: Seconds that a worker may spend on a batch that the loop waits for. After that, the worker is
+                killed and replaced, up to `worker_restarts` times in a row. Then the loop gets `WorkerStalled`. None or
+                0: no limit. See [a worker hangs](failures.md#a-worker-hangs).
+            stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
+                its Python stack. None or 0: no warning.
+            worker_restarts: How many times in a row, with no batch in between, a dead worker is replaced. The
+                replacement builds the lost batches again. Then the loop gets `WorkerDied`; with 0, at the first death.
+                See [a worker dies](failures.md#a-worker-dies).
+            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. Default: `max(10, 3 *
+                worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. If batch times vary
+                much, give 4 to 6 batches per worker. If it is less than the number of workers, some are idle, and
+                `start()` warns. `repr(loader)` says how much [memory](how-it-works.md#memory) these batches take; those
+                that you hold and a few free slots per worker come on top.
             message_queue_size: Tasks that may wait in a worker's pipe, at least 1. At most 64 are used.
-            max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
-                `max(2, data_queue_size // worker_per_consumer + 1)`.
-            nearby_shuffle: Number of samples that are shuffled together. Each such window consists of short runs of
-                neighbours from all over the dataset. Default: `350 * max(batch_size, 32)`, in runs of 8. Batches are
-                then mixed as in a uniform shuffle, and neighbours are read while they are still in the page cache. A
-                smaller window reads more locally and mixes less. 0 shuffles the whole dataset uniformly.
-            rng: How `random`, `numpy.random` and torch's default generator are seeded. `"sample"` seeds them from
-                (seed, epoch, dataset index) before each sample. `"worker"` seeds them once per worker; then draws
-                differ from run to run, because other workers build the batches. None leaves the generators alone.
-                Worker threads share the generators. So with `worker_type="thread"`, only `sample_rng()` is seeded, and
-                a dataset that draws from the generators gets a warning.
-            on_error: What happens to a sample whose `__getitem__` raises, or takes longer than half of `timeout` and
-                doesn't end in time. `"raise"` raises its error, `"skip"` leaves it out of its batch, `"replace"` puts
-                another sample in its place, chosen by (seed, epoch, index) alone.
-            max_errors: How many samples may fail in one epoch of this rank. An integer counts samples; a float between
-                0 and 1 is a fraction of the rank's samples. One more raises `TooManyErrors`. The count begins with the
-                epoch, or where a run was resumed. None: no limit.
-            collate_fn: Function that turns a list of samples into a batch. Default: `swift_loader.default_collate`. If
-                it has a parameter `memory`, it gets the `BatchMemory` in which batches are sent. Arrays that it
-                allocates there aren't copied again.
-            batch_encoder: Function that turns a batch into bytes, in the worker. Needs `batch_decoder`. Default: the
-                built-in codec.
-            batch_decoder: Function that turns these bytes into a batch, in the trainer. Needs `batch_encoder`.
-            logger: Prefix of a log file, or a dict with the keys `path`, `stdout` and `level`. Default: no log.
-            benchmark: True measures how long each stage of a batch takes; see `report`.
-            benchmark_file: File to which `close()` writes these times, as JSON; for rank n > 0, with `_rank<n>` before
-                the suffix. Default: the log, if there is one.
-            validate: True builds the first batch of the run before `start()` returns, and compares a few samples of
-                each build of the dataset. A loop that begins with this batch gets it without a second build.
-            multithread: True receives from each worker on its own thread, on at most 16 threads in all. False uses one
-                thread for all workers.
-            max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. Only used
-                with a device.
-            pin_memory: True copies batches into page-locked memory, for a loop that moves them to a GPU itself. Numeric
-                arrays become tensors. Without a CUDA device they become tensors too, but nothing is page-locked. Not
-                needed with `start(device=...)`, which reads batches from page-locked memory anyway.
+            max_buffer_size: Finished batches of one worker that may wait for the loop, at least 1. A worker with so
+                many gets no new task. Default: `max(2, data_queue_size // worker_per_consumer + 1)`.
+            nearby_shuffle: How many samples are shuffled together. Such a window consists of short runs of neighbours
+                from all over the dataset. Batches are mixed as in a uniform shuffle, but neighbours are read while they
+                are in the page cache. Default: `350 * max(batch_size, 32)`, in runs of 8. A smaller window reads more
+                locally and mixes less. 0 shuffles the whole dataset uniformly. See [order](randomness.md#order).
+            rng: How `random`, `numpy.random` and torch's default generator are
+                [seeded](randomness.md#random-draws-in-samples). `"sample"`: for each sample, by (seed, epoch, dataset
+                index). `"worker"`: once per worker, so draws differ from run to run. None: not at all. Worker threads
+                share these generators. So with `worker_type="thread"`, only `sample_rng()` is seeded, and a dataset
+                that draws from the generators gets a warning.
+            on_error: What happens to a sample whose `__getitem__` [fails](failures.md#a-sample-fails): it raises, or it
+                has taken longer than half of `timeout` when that ends. `"raise"` raises its error. `"skip"` leaves it
+                out of its batch. `"replace"` puts another sample in its place, which (seed, epoch, index) determine.
+            max_errors: How many samples of this rank may fail in an epoch: an integer, or a float between 0 and 1 as a
+                fraction of the rank's samples. One more is `TooManyErrors`. The count starts with the epoch, or where a
+                run was resumed. None: no limit.
+            collate_fn: Function that turns a list of samples into a [batch](datasets.md#batches). Default:
+                `swift_loader.default_collate`. If it has a parameter `memory`, it gets the `BatchMemory` in which
+                batches are sent. Arrays that it allocates there aren't copied again.
+            batch_encoder: Function that turns a batch into bytes, in the worker. Default: the built-in codec. Give
+                `batch_decoder`, too.
+            batch_decoder: Function that turns these bytes into a batch, in the trainer.
+            logger: Prefix of the log file `PREFIX_rankN.log` of rank N. Or a dict with the keys `path` (the prefix),
+                `stdout` (bool) and `level` (such as `"DEBUG"`). None: no log. Your own loguru sinks aren't touched.
+            benchmark: True measures how long each stage of a batch takes. See [report](report.md).
+            benchmark_file: File to which `close()` writes these times, as JSON. Rank N > 0 writes `times_rankN.json`
+                instead of `times.json`. None: they go to the log, if there is one.
+            validate: True makes `start()` wait for the first batch, and compares a few samples of [each build of the
+                dataset](datasets.md#one-dataset-in-all-processes). If the loop begins with that batch, it isn't built
+                again.
+            multithread: True receives from each worker on a thread of its own, on at most 16 threads in all. False uses
+                one thread for all workers.
+            max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. It has no
+                effect without a device.
+            pin_memory: True copies batches into page-locked memory, for a [loop that moves
+                them](device.md#a-loop-that-moves-batches-itself) to a GPU. Numeric arrays become tensors. Without CUDA
+                they become tensors, too, but nothing is page-locked. `start(device=...)` doesn't need it: it reads
+                batches from page-locked memory anyway.
             start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
-                interpreter for each worker. Neither forks the trainer. `"fork"` forks the trainer once, at `start()`,
-                and the workers from that fork: for a dataset or function that can't be serialised. Linux only. The fork
-                can't be made again: if it dies, the loader ends with `WorkerDied`. `"portable"` does as `"spawn"`, by
-                means that every system has; elsewhere than on Linux it is always used.
-            dataset_per_worker: True makes each worker build its own dataset. False shares one dataset where that is
-                safe: where building it leaves no open files and no threads.
+                interpreter for each worker. `"fork"` forks the training process once, at `start()`, and the workers
+                from that fork. It is for [datasets and functions that can't be
+                serialised](datasets.md#datasets-that-cant-be-serialised), on Linux only. That fork can't be made again:
+                if it dies, the loop gets `WorkerDied`. `"portable"` is like `"spawn"`, by means that every system has.
+                [macOS and Windows](how-it-works.md#platforms) always use it.
+            dataset_per_worker: True makes each worker build its own dataset. False shares [one
+                dataset](datasets.md#one-dataset-in-all-processes), unless building it opens files or starts threads.
             unknown: Any other keyword raises `TypeError`.
 
         Raises:
@@ -232,27 +238,29 @@ class SwiftLoader:
         `validate`, the first batch has arrived.
 
         Args:
-            consumer_index: Rank of this process, an integer from 0 to `nb_consumer - 1`. Default: the rank in
-                torch.distributed; else the launcher's environment.
-            device: Device of the batches, as for `torch.device`. Numeric arrays become tensors, also with `"cpu"`.
-                Default: None leaves batches as `collate_fn` made them. On a GPU, up to `max_nb_batch_on_device` batches
-                are copied ahead of the loop, on their own stream, from memory that is page-locked once.
-            to_device: Function `to_device(batch, device)` that moves a batch. Called once per batch. What it does on
-                the current stream runs in parallel with the loop's work. `batch_key()` gives it a key for random
-                numbers. Default: `swift_loader.to_device`.
-            dtype: Floating-point dtype of torch to which floating-point tensors are converted on the device. Default:
-                no conversion. Excludes `to_device`.
-            rank: Another name of `consumer_index`. With `world_size`, it may be the same on several ranks of
-                torch.distributed: they get the same data. All of them must start their loaders.
+            consumer_index: The rank of this process, from 0 to `nb_consumer - 1`. Default: the rank in
+                torch.distributed, else that of the launcher. See [several
+                GPUs](several-gpus.md#how-the-loader-finds-its-rank).
+            device: Where batches go: anything that `torch.device` takes. Numeric arrays become tensors, also with
+                `"cpu"`. A GPU gets up to `max_nb_batch_on_device` batches ahead of the loop, copied on a stream of
+                their own. None: batches stay as `collate_fn` made them.
+            to_device: Function `to_device(batch, device)` that moves a batch, and may [augment
+                it](device.md#augment-on-the-gpu). It is called once per batch, beside the loop's work. Default:
+                `swift_loader.to_device`.
+            dtype: A `torch.dtype`. Floating-point tensors are converted to it on the device. None: they keep theirs.
+                Not together with `to_device`.
+            rank: Another name of `consumer_index`. With `world_size`, several ranks of torch.distributed may have the
+                same number. They [get the same data](several-gpus.md#ranks-that-need-the-same-data), and all of them
+                must start their loaders.
             world_size: Another name of `nb_consumer`.
-            mesh: Device mesh of torch.distributed, instead of `rank` and `world_size`. Ranks that differ in a
-                dimension such as "dp" or "fsdp" get different data, ranks that differ only in others, such as "tp",
+            mesh: A `DeviceMesh` of torch.distributed, instead of `rank` and `world_size`. Ranks that differ in a
+                dimension such as "dp" or "fsdp" get different data. Ranks that differ only in others, such as "tp",
                 "cp" or "pp", get the same data.
-            data_dims: Names of the mesh's dimensions whose ranks get different data. Default: they are known by their
-                names; a name that isn't known raises `ValueError`.
-            share_batches: True loads once for all ranks that need the same data: one of them has workers, and
-                broadcasts each batch. They take the same batches in step. False: each rank loads for itself. Only
-                matters with `mesh`, or with `rank` and `world_size`.
+            data_dims: Names of the mesh's dimensions whose ranks get different data. Default: those with a known name.
+                A dimension with an unknown name is a `ValueError`.
+            share_batches: True loads once for all ranks that need the same data. One of them has workers, and
+                broadcasts each batch, so all must take the same batches in step. False: each rank loads for itself. It
+                only matters with `mesh`, or with `rank` and `world_size`.
 
         Raises:
             RuntimeError: The loader runs already; or there are several consumers and nothing says which one this is; or
@@ -283,9 +291,9 @@ class SwiftLoader:
     def prepare(self) -> None:
         """Begin to build the dataset in another process, and return at once.
 
-        Call it early, for example before you build the model: a fresh interpreter takes seconds to import torch, and
-        this overlaps them. `start()` uses the result, unless working directory, environment or import path have
-        changed. Does nothing without worker processes, or if the loader has started.
+        Call it early, for example before you build the model: a fresh interpreter takes seconds to import torch.
+        `start()` uses the result, unless working directory, environment or import path have changed. Without worker
+        processes, or once the loader has started, `prepare` does nothing. See [datasets](datasets.md#start-faster).
 
         Raises:
             LoaderClosed: The loader was closed.
@@ -296,9 +304,9 @@ class SwiftLoader:
     def resize(self, worker_per_consumer: int) -> None:
         """Change the number of workers, while the loop runs or before `start()`. Any thread. Returns at once.
 
-        The loop gets the same batches in the same order. More workers take part as soon as they are ready. Fewer: those
-        with the highest ids finish what they have, then end. `data_queue_size` and `max_buffer_size` follow, unless
-        you gave them. With `worker_per_consumer="auto"`, the loader chooses no more.
+        The loop gets the same batches in the same order. New workers take part as soon as they are ready. Workers that
+        are too many finish what they have, then end. `data_queue_size` and `max_buffer_size` follow, unless you gave
+        them. `worker_per_consumer="auto"` ends. See [another number](options.md#another-number-of-workers).
 
         Args:
             worker_per_consumer: Workers per consumer from now on, 1 to 4096. Each rank has its own number.
@@ -360,16 +368,19 @@ class SwiftLoader:
         return self._lifecycle.num_batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, an integer of at least 0. The epoch determines the order.
+        """Set the epoch of the [next pass](resume.md#which-epoch-comes-next). The epoch determines the order.
 
-        The pass after it gets the next epoch. The epoch of a loaded state resumes at the saved position; any other
+        The pass after it gets the next epoch. The epoch of a loaded state resumes at the saved position. Any other
         epoch starts from its first batch. Setting the current epoch changes nothing in the current pass. The next pass
         repeats that epoch if the current one isn't finished.
+
+        Args:
+            epoch: An integer of at least 0.
         """
         self._lifecycle.set_epoch(epoch)
 
     def skip(self, steps: int | Iterable[int], epoch: int | None = None) -> None:
-        """Leave out steps of an epoch: the loop doesn't get their batches, and they aren't built.
+        """[Leave out](resume.md#leave-out-a-bad-batch) steps of an epoch. The loop doesn't get them; they aren't built.
 
         Call it with the same steps on all ranks, before the loop gets there. All other batches stay as they are, and
         `len()` gets smaller. The state has the skipped samples, so a resumed run skips them, too, also with another
@@ -393,7 +404,7 @@ class SwiftLoader:
         self._lifecycle.skip(steps, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's position, as a dict of a few integers, and of ranges of samples if any were skipped.
+        """Return the loop's position, for a [resume](resume.md): a dict of integers, and the ranges of skipped samples.
 
         It is the same on every rank, and its size doesn't depend on the dataset. It counts the batches that the loop
         got, not those that are prefetched. Call it at any time: before `start()`, between two batches, after `break`,
@@ -488,7 +499,7 @@ class SwiftLoader:
         """None: there is no batch sampler. Lightning reads this attribute."""
 
     def report(self) -> Report:
-        """Return what was measured so far: why the loop is slow, and what would help.
+        """Return a [report](report.md) of what was measured so far: why the loop is slow, and what would help.
 
         `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
         counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
@@ -498,8 +509,8 @@ class SwiftLoader:
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the loader started.
 
-        Takes about 0.1 ms, so it may be called at every step. The keys are always the same: see docs/dashboards.md. All
-        are 0 before `start()`. Any thread may call it.
+        Takes about 0.1 ms, so it may be called at every step. The [keys](dashboards.md#metrics) are always the
+        same. All are 0 before `start()`. Any thread may call it.
 
         Args:
             prefix: What each key begins with. Give each of several loaders its own.
@@ -508,7 +519,7 @@ class SwiftLoader:
         return flat_metrics(None if session is None else session.observer.recent(session, WINDOW), prefix)
 
     def trace(self, path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
-        """Write the last 4,096 batches as a trace, which Perfetto and chrome://tracing show.
+        """Write the last 4,096 batches as a [trace](dashboards.md#a-trace), which Perfetto and chrome://tracing show.
 
         The file is in Chrome's trace event format, with a row for the loop, the receiver and each worker.
 

@@ -227,7 +227,7 @@ _SMALLEST = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class RayExecutor:
-    """Workers that are Ray actors, anywhere in a cluster. For the option `executor` of the loaders.
+    """Workers that are [Ray](ray.md) actors, on any node of a cluster. For the option `executor` of the loaders.
 
     Ray is imported when the loader starts. If this process isn't connected to a cluster then, the loader connects it,
     and disconnects it when it is closed. It never starts a cluster.
@@ -238,23 +238,27 @@ class RayExecutor:
     """
 
     num_workers: int
-    """How many actors there are, at least 1."""
+    """How many actors, at least 1."""
     num_cpus: float = 1.0
-    """Cores that an actor reserves."""
+    """Cores that an actor reserves. Ray doesn't hold it to them."""
     resources: Mapping[str, float] | None = None
-    """Resources that an actor reserves, by name: `{"data": 1}` places it on nodes that have `data`; also `GPU`."""
+    """Other resources that an actor reserves, by name, such as `GPU`. `{"data": 1}` needs nodes that were started with
+    `--resources='{"data": 8}'`."""
     memory: int | None = None
-    """Bytes of memory that an actor reserves. None: nothing is reserved."""
+    """Bytes of memory that an actor reserves. None: it reserves none."""
     runtime_env: Mapping[str, Any] | None = None
-    """Ray's runtime environment for the actors: `working_dir`, `pip`, `env_vars` and so on."""
+    """Ray's [runtime environment](https://docs.ray.io/en/latest/ray-core/handling-dependencies.html) for the actors:
+    `working_dir`, `pip`, `env_vars` and so on."""
     scheduling_strategy: Any = "SPREAD"
     """Where Ray places actors: `"SPREAD"`, `"DEFAULT"`, or an object of `ray.util.scheduling_strategies`."""
     address: str | None = None
-    """The cluster to connect to. None: `RAY_ADDRESS`, or the cluster that runs on this machine."""
+    """The cluster, as `host:port` or `"auto"`. None: `RAY_ADDRESS`, or the cluster on this machine. It has no effect in
+    a process that is connected already."""
     placement_timeout: float | None = 300.0
-    """Seconds that `start()` waits until a node has room for an actor. None or 0: no limit."""
+    """Seconds that an actor may wait for a node with room. After that, `start()` raises `WorkerStalled`. With local
+    workers, the loop continues with these. None or 0: no limit."""
     placement_warning: float | None = 10.0
-    """Seconds after which a warning says that actors have no room. None or 0: no warning."""
+    """Seconds after which a warning says how many actors have no room. None or 0: no warning."""
 
     def __post_init__(self) -> None:
         _set(self, "num_workers", check_integer("num_workers", self.num_workers, 1))

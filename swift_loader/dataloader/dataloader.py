@@ -53,7 +53,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             for inputs, labels in loader:
                 train(inputs, labels)
 
-    It is a `torch.utils.data.DataLoader`, so frameworks accept it. docs/dataloader.md says what differs.
+    It is a `torch.utils.data.DataLoader`, so frameworks accept it. [DataLoader](dataloader.md) says what differs.
     """
 
     def __init__(  # noqa: PLR0917 - torch's signature
@@ -88,48 +88,55 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
     ) -> None:
-        """Check the arguments, and begin to import in the background what workers need. Starts no worker.
+        """Check the arguments, and start to import in the background what workers need. This starts no worker.
 
         The arguments up to `in_order` are torch's, with torch's meanings and defaults.
 
         Args:
             dataset: A map-style dataset or an `IterableDataset`.
             batch_size: Samples per batch. None: each sample is a batch of its own.
-            shuffle: True visits the samples in a new order each epoch.
+            shuffle: True visits the samples in a new order in each epoch.
             sampler: Gives the indices of the samples.
-            batch_sampler: Gives lists of indices, one for each batch.
-            num_workers: Worker processes, or threads. 0 builds batches in the calling thread. `"auto"` starts with one,
-                and changes their number while the loop runs, until that hardly waits or the machine has no more.
-            collate_fn: Turns a list of samples into a batch. Default: as `torch.utils.data.default_collate`.
+            batch_sampler: Gives a list of indices for each batch.
+            num_workers: How many workers. 0 builds batches in the calling thread. `"auto"`: the loader [chooses the
+                number](options.md#how-many-workers) while the loop runs.
+            collate_fn: Function that turns a list of samples into a batch. Default: as
+                `torch.utils.data.default_collate`.
             pin_memory: True page-locks batches if there is an accelerator.
             drop_last: True leaves out the last batch if it isn't full.
-            timeout: Seconds that the loop waits for a batch; 0: no limit.
+            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. 0: no limit.
             worker_init_fn: Called in each worker process with its id, before it loads anything.
-            multiprocessing_context: "fork", "spawn" or "forkserver", or a context. Default: the program's, a fork on
-                Linux before Python 3.14. A fork is made by each `iter()`.
-            generator: Gives the order and the workers' seeds. Default: torch's default generator.
+            multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"`, or a context of multiprocessing: how [workers
+                start](dataloader.md#workers). Default: the program's, which is a fork on Linux before Python 3.14.
+            generator: Determines the order and the workers' seeds. Default: torch's default generator.
             prefetch_factor: Batches in flight per worker. With 2, the default, the loader chooses.
-            persistent_workers: True keeps the workers from epoch to epoch. They notice no change of the dataset.
+            persistent_workers: True keeps the workers from epoch to epoch. Then they see no change of the dataset.
             pin_memory_device: Ignored, as in torch.
             in_order: False delivers batches as soon as they are built.
-            snapshot_every_n_steps: How often the state of a dataset is saved, in batches of a worker. None or 0: never.
-            rng: "sample" seeds the global generators for each sample of a map-style dataset, by its place in the epoch,
-                unless `worker_init_fn` is yours. None seeds each worker once, as torch does.
-            seed: Makes the order of `shuffle=True` and the workers' draws a function of `seed` and the epoch, whatever
-                else the program draws. `generator` is then seeded with both, also if it is yours.
-            worker_type: What a worker is: `"process"` or `"thread"`. Threads share the dataset, which must be
-                thread-safe, and the global generators, which aren't seeded: `sample_rng()` is keyed.
+            snapshot_every_n_steps: How often each worker saves the dataset's state, in batches. None or 0: never. See
+                [resume](dataloader.md#resume).
+            rng: How the global generators are [seeded](dataloader.md#random-draws). `"sample"`: for each sample of a
+                map-style dataset, by its place in the epoch, unless you give a `worker_init_fn`. `"worker"`: once per
+                worker. None: once per worker, with torch's numbers.
+            seed: Integer of at least 0 that, with the epoch, determines the order of `shuffle=True` and the workers'
+                draws. What else the program draws doesn't matter. If you give a `generator`, too, it is seeded with
+                both.
+            worker_type: `"process"`: each worker is a process. `"thread"`: each worker is a
+                [thread](dataloader.md#threads) of this process. Threads share the dataset, which must be thread-safe.
+                They also share the global generators, so only `sample_rng()` is seeded.
             start_method: Removed. Give `multiprocessing_context`.
-            worker_restarts: How many workers in a row, with no batch in between, are replaced when they die. Then the
-                loop gets `WorkerDied`.
-            stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
-                Python stack. None or 0: no warning.
+            worker_restarts: How many times in a row, with no batch in between, a dead worker is replaced. Then the loop
+                gets `WorkerDied`. See [a worker dies](failures.md#a-worker-dies).
+            stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
+                its Python stack. None or 0: no warning.
             workers: Removed. Give each loader its own `num_workers`.
-            executor: A `RayExecutor`: workers are Ray actors, on any node of a cluster. Their number is `num_workers`
-                then. See docs/ray.md.
-            shard_stream: True shares out an `IterableDataset` over ranks and workers, "workers" only over workers.
-                False leaves that to the dataset, as torch does.
-            equal_batches: True ends an epoch of an `IterableDataset` on all ranks after the same number of batches.
+            executor: A `RayExecutor` makes all workers [Ray](ray.md) actors, on any node of a cluster, as many as its
+                `num_workers` says. None: workers are on this machine.
+            shard_stream: Who shares out an `IterableDataset`. True: the loader, over ranks and workers. `"workers"`:
+                the loader, over the workers of each rank. False: the dataset, as with torch. None: the dataset, but a
+                warning says if all workers give the same samples. See [streams](dataloader.md#streams).
+            equal_batches: True ends an epoch of an `IterableDataset` on all ranks after the same number of batches. See
+                [streams](dataloader.md#streams).
 
         Raises:
             ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
@@ -271,12 +278,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def resize(self, num_workers: int) -> None:
         """Change the number of workers. Any thread. Returns at once.
 
-        The batches of a map-style dataset stay the same. It takes effect at once, unless a batch shows which worker
-        builds it: because of a `state_dict` or a generator of the dataset's own, `rng=None`, or a `worker_init_fn` of
-        yours. Then, and for an `IterableDataset`, it takes effect with the next epoch.
+        The batches of a map-style dataset stay the same. It takes effect at once, or with the next epoch if batches
+        [depend on their worker](dataloader.md#workers).
 
         Args:
-            num_workers: From now on, 1 to 4096.
+            num_workers: How many workers from now on, 1 to 4096.
 
         Raises:
             RuntimeError: There are no workers (`num_workers=0`).
@@ -378,7 +384,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     # What is measured -------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
-        """Return what was measured of all epochs so far: why the loop is slow, and what would help.
+        """Return a [report](report.md) of all epochs so far: why the loop is slow, and what would help.
 
         `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
         counts and the times of each stage. Any thread may call it.
@@ -388,8 +394,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the first epoch.
 
-        Takes about 0.1 ms, so it may be called at every step. The keys are always the same: see docs/dashboards.md. Any
-        thread may call it.
+        Takes about 0.1 ms, so it may be called at every step. The [keys](dashboards.md#metrics) are always the
+        same. Any thread may call it.
 
         Args:
             prefix: What each key begins with. Give each of several loaders its own.
@@ -397,7 +403,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         return flat_metrics(self._observer.recent(self, WINDOW), prefix)
 
     def trace(self, path: str | PathLike[str], *, profile: str | PathLike[str] | None = None) -> None:
-        """Write the last 4,096 batches as a trace, which Perfetto and chrome://tracing show.
+        """Write the last 4,096 batches as a [trace](dashboards.md#a-trace), which Perfetto and chrome://tracing show.
 
         The file is in Chrome's trace event format, with a row for the loop, the receiver and each worker.
 
@@ -415,7 +421,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     # Resuming ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, as plain types. Call it at any time.
+        """Return where the loop is, as plain types, for a [resume](dataloader.md#resume). Call it at any time.
 
         It counts the batches that the loop got. Before the first epoch, it begins that epoch, because its seed is part
         of the state.

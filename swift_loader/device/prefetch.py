@@ -174,14 +174,16 @@ class DevicePrefetcher:
         """Create a prefetcher. Takes nothing from the source yet.
 
         Args:
-            iterable: The source.
-            device: Where batches go. The default is the current accelerator, else the CPU.
-            to_device: `to_device(batch, device)` replaces the default move. Called once per batch. Its work on the
-                current stream runs beside the loop's work. It can seed random numbers with `batch_key()`.
-            dtype: Floating-point tensors are converted to it on the device.
-            max_nb_batch_on_device: Batches on the device ahead of the loop.
-            seed: Base of `batch_key()`, which counts epochs and batches from the start of this prefetcher. The default
-                is the seed of torch's generator, `torch.initial_seed()`.
+            iterable: The source of batches.
+            device: Where batches go: anything that `torch.device` takes. Default: the current accelerator, else the
+                CPU.
+            to_device: Function `to_device(batch, device)` that moves a batch, and may [augment
+                it](device.md#augment-on-the-gpu). It is called once per batch, beside the loop's work. Default:
+                `swift_loader.to_device`.
+            dtype: A `torch.dtype`. Floating-point tensors are converted to it on the device. None: they keep theirs.
+            max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1.
+            seed: Base of `batch_key()`, which counts epochs and batches from the start of this prefetcher. Default: the
+                seed of torch's generator, `torch.initial_seed()`.
 
         Raises:
             TypeError: An argument has the wrong type.

@@ -63,12 +63,15 @@ class Pipeline(Generic[_Item_co]):
 
         Args:
             source: An iterable, an async iterable, or anything with `__getitem__` and `__len__`. Each epoch iterates
-                over it anew. One with `state_dict` and `load_state_dict`, or with an index, continues where it was on a
-                resume; others are iterated over again up to there.
-            continuous: True begins to work on the next epoch while the loop is still at the end of this one.
-            seed: Of what stages draw. Default: torch's, or one from the clock.
-            max_errors: How many items all stages with `on_error="skip"` may leave out together in an epoch. A float
-                between 0 and 1 is a share, as in `map`. None: any number. Of joined pipelines, the first one's counts.
+                over it again, so make a list of a generator or of `Path.glob()`. A resume continues at once in a source
+                that has an index, or `state_dict` and `load_state_dict`. It iterates over any other source again, up to
+                the saved place.
+            continuous: True starts to work on the next epoch while the loop is still at the end of this one.
+            seed: Integer of at least 0: base of all random draws, also by `sample_rng()`. Default: torch's seed, or one
+                from the clock.
+            max_errors: How many items all stages with `on_error="skip"` may leave out together in an epoch: an integer,
+                or a float between 0 and 1 as a fraction of the items, as in `map`. None: no limit. If pipelines are
+                joined, the first one's limit holds.
 
         Raises:
             TypeError: The source can't be iterated over.
@@ -141,27 +144,30 @@ class Pipeline(Generic[_Item_co]):
         """Call a function with each item.
 
         Args:
-            function: Returns the result. A generator yields any number of results. A coroutine function or an async
-                generator runs on an event loop.
-            concurrency: How many items are worked on at the same time.
-            on: "thread" or "process". Processes need a function and items that can be serialised; a generator's
-                results come all at once from them. None: an event loop for async functions, else threads.
-            executor: Of `concurrent.futures`, instead of `on`: a thread pool with an initialiser, a process pool, or
-                your own. It gets `concurrency` calls at a time of a plain function, and stays open. A wait in its queue
-                counts for `timeout`, and as part of the call. `sample_rng()` has no key in it.
-            output_order: "input" keeps the order. "completion" hands results on as they come, so a slow item holds up
-                nobody; then a run can't be resumed in the middle of an epoch.
-            on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
-            max_errors: With "skip": how many items may be left out in an epoch, also over a resume. A float between 0
-                and 1 is a share of the items so far, judged from the 100th on and at the end. None: any number.
-            timeout: Seconds that an item may take. With "skip", one that takes longer is left out: its process is
-                killed, its coroutine cancelled; a thread can't be killed, so another one takes its place. With "raise",
-                the iteration ends with `WorkerStalled`; a process is replaced, and tries the item once more before.
-                A generator in threads or coroutines, in order of input, ends the iteration, also with "skip". None: no
-                limit.
-            buffer_size: How many more items may wait at the workers or for downstream. Default: as many as
+            function: Called with each item, and returns the result. A generator may yield any number of results. A
+                coroutine function or an async generator runs on an event loop.
+            concurrency: For how many items it is called at the same time.
+            on: [Where it runs](stages.md#in-which-place-should-a-function-run): `"thread"`, `"process"`, or `"loop"`,
+                an event loop. Processes need a function and items that can be serialised, and a generator's results
+                come from them all at once. Default: an event loop for async functions, else threads.
+            executor: An executor of `concurrent.futures`, instead of `on`: a thread pool with an initialiser, a process
+                pool, or one of yours. It gets at most `concurrency` calls at a time, and stays open. The function must
+                be a plain one. A wait in the executor's queue counts for `timeout`. `sample_rng()` isn't seeded there.
+            output_order: `"input"` keeps the order of the items. `"completion"` delivers results as they come, so a
+                slow item holds up no other. Then a run can't be resumed in the middle of an epoch.
+            on_error: `"raise"` ends the iteration at an item whose function
+                [raises](stages.md#what-happens-when-something-fails). `"skip"` leaves the item out.
+            max_errors: With `on_error="skip"`: how many items may be left out in an epoch, also if it was resumed: an
+                integer, or a float between 0 and 1 as a fraction of the items so far, judged from the 100th on and at
+                the end. None: no limit.
+            timeout: Seconds that a call may take. With `on_error="raise"`, the iteration then ends with
+                `WorkerStalled`; a process is replaced, and tries the item once more before. With `"skip"`, the item is
+                left out: its process is killed or its coroutine cancelled. A thread can't be killed, so another one
+                takes its place. A generator in threads or coroutines, with `output_order="input"`, always ends the
+                iteration. None: no limit.
+            buffer_size: How many more items may wait, for a call or for the next stage. Default: as many as
                 `concurrency`.
-            name: Of the stage, in errors and pictures. Default: the function's.
+            name: The stage's name in errors and reports. Default: the function's.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -206,7 +212,7 @@ class Pipeline(Generic[_Item_co]):
         return self._with(Filter(Function.of(predicate)))
 
     def drop_none(self: Pipeline[_Other | None]) -> Pipeline[_Other]:
-        """Leave out items that are None, as a function returns that has no result for its item."""
+        """Leave out items that are None: a function returns it if it has no result for an item."""
         return self._with(DropNone())
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline[list[_Item_co]]:
@@ -218,27 +224,27 @@ class Pipeline(Generic[_Item_co]):
         return self._with(Unbatch())
 
     def shuffle(self, buffer_size: int) -> Pipeline[_Item_co]:
-        """Give each time a random one of the next `buffer_size` items. Other ones in each epoch, by the seed.
+        """Draw each item at random from the next `buffer_size` ones. Seed and epoch determine the draws.
 
-        A resume pulls the epoch's items up to the place again, so put it before expensive stages.
+        A resume pulls the items before the saved place again, so put this stage before expensive ones.
         """
         return self._with(Shuffle(buffer_size))
 
     def prefetch(self, buffer_size: int, *, timeout: float | None = None) -> Pipeline[_Item_co]:
-        """Work ahead of the loop: up to so many items wait for it.
+        """Work ahead of the loop, until `buffer_size` items wait for it.
 
         Args:
-            buffer_size: How many items.
-            timeout: Seconds after which a wait for the next item raises `WorkerStalled`. None: no limit.
+            buffer_size: How many items may wait for the loop.
+            timeout: Seconds that the loop waits for an item before it gets `WorkerStalled`. None: no limit.
         """
         return self._with(Prefetch(buffer_size, check_seconds("timeout", timeout)))
 
     def cache(self, num_items: int, *, stop_after: int | None = None) -> Pipeline[_Item_co]:
-        """Keep the first items, and give them again and again. It shows how fast a loop were if data were free.
+        """Keep the first items, and repeat them. It shows how fast the loop is if data costs nothing.
 
         Args:
-            num_items: How many items are kept. Then upstream isn't asked any more.
-            stop_after: How many items an epoch has. None: without end.
+            num_items: How many items are kept. After them, the source isn't asked any more.
+            stop_after: How many items an epoch has. None: it has no end.
         """
         return self._with(Cache(num_items, stop_after))
 
@@ -248,12 +254,12 @@ class Pipeline(Generic[_Item_co]):
         """Keep every `world_size`-th item, beginning with number `rank`.
 
         Args:
-            rank: This process. Default: as torch.distributed or the launcher says.
-            world_size: The number of processes. Default: the same.
-            equal: True leaves out the items after the last full round, so that all ranks get equally many.
+            rank: The number of this process. Default: that of torch.distributed or of the launcher.
+            world_size: How many processes there are. Default: as for `rank`.
+            equal: True leaves out the items after the last full round, so that all ranks get the same number.
 
         Raises:
-            ValueError: Items were shuffled or mixed before, without a seed: each rank has another order then.
+            ValueError: Items were shuffled or mixed before without a seed, so each rank has another order.
         """
         if rank is not None and world_size is not None:
             check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
@@ -273,8 +279,8 @@ class Pipeline(Generic[_Item_co]):
         """Join this pipeline and others.
 
         Args:
-            others: Their items come, too.
-            output_order: "input" takes one item of each in turn. "completion" takes what is there first.
+            others: Pipelines whose items come, too.
+            output_order: `"input"` takes one item of each in turn. `"completion"` takes items as they come.
         """
         in_turn = check_choice("output_order", output_order, OutputOrder) is OutputOrder.INPUT
         return self._joined([self, *others], Join.IN_TURN if in_turn else Join.AS_READY)
@@ -283,12 +289,12 @@ class Pipeline(Generic[_Item_co]):
     def mix(
         cls, pipelines: Sequence[Pipeline[_Other]], weights: Sequence[float] | None = None, *, seed: int | None = None
     ) -> Pipeline[_Other]:
-        """Take each item of a random pipeline, until all have ended.
+        """Draw each item from a random pipeline, until all have ended.
 
         Args:
-            pipelines: What is mixed.
+            pipelines: The pipelines to mix.
             weights: How often each is chosen, relative to the others. Default: equally often.
-            seed: Of the draws.
+            seed: Integer of at least 0: base of the draws. Default: the first pipeline's.
 
         Raises:
             ValueError: There are no pipelines, or a weight isn't positive.
@@ -333,14 +339,14 @@ class Pipeline(Generic[_Item_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. Passes it on to each source that has `set_epoch`.
 
-        After `load_state_dict`, the saved epoch still continues at its place, even if nothing is left there. Another
-        one begins anew.
+        After `load_state_dict`, the saved epoch still continues at its place, even if nothing is left there. Any
+        other epoch starts from its beginning.
         """
         self._epochs.seek(check_integer("epoch", epoch, 0))
 
     @property
     def sampler(self) -> Pipeline[_Item_co]:
-        """Itself: Lightning looks for `set_epoch` on a loader's `sampler` only. It has no indices."""
+        """The pipeline itself: Lightning looks for `set_epoch` only on a loader's `sampler`."""
         return self
 
     @property
@@ -351,14 +357,14 @@ class Pipeline(Generic[_Item_co]):
 
     @property
     def is_exact(self) -> bool:
-        """Whether `state_dict` works in the middle of an epoch: results come in order everywhere."""
+        """Whether `state_dict` works in the middle of an epoch: all stages keep the order."""
         return self._chain.is_exact
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is: after the last item that it got.
 
         Raises:
-            StateMismatch: The loop is in the middle of an epoch, and a stage hands results on as they come.
+            StateMismatch: The loop is in the middle of an epoch, and a stage has `output_order="completion"`.
         """
         return self._epochs.state().to_dict()
 
@@ -380,8 +386,7 @@ class Pipeline(Generic[_Item_co]):
 
         "stages" has for each stage items, rates and shares of its time from 0 to 1. For one with workers: "busy",
         seconds of a call ("call_s_p50", "call_s_p99"), and how full the queues before and after the workers were on
-        average ("queue_in_front", "queue_behind"). The stage to widen is busy, its queue in front full, the one behind
-        empty.
+        average ("queue_in_front", "queue_behind"). [Which stage is slow?](stages.md#which-stage-is-slow)
         """
         return self._epochs.tally.report()
 
@@ -451,22 +456,25 @@ class StageLoader(Pipeline[Any]):
         """Check the arguments. Starts nothing.
 
         Args:
-            src: An iterable or async iterable of what the preprocessor takes, often paths or URLs.
-            preprocessor: A function, generator, coroutine function or async generator, called with each item. A result
-                that is None is left out.
-            batch_size: How many results go into a list. None: no lists are made.
+            src: An iterable or async iterable, often of paths or URLs. Each epoch iterates over it again, so make a
+                list of a generator or of `Path.glob()`.
+            preprocessor: Called with each item. A function, a generator (any number of results), an async function or
+                generator, or a dict that has the results by item. A result that is None is left out.
+            batch_size: How many results form a list. None: no lists are made.
             drop_last: True leaves out the last list if it isn't full.
-            aggregator: A function or coroutine function, called with each list.
-            transfer_fn: Called with each batch, always by the same thread. It is for moving batches to a device.
-            buffer_size: How many batches wait for the loop.
-            num_threads: How many calls of the preprocessor, and of the aggregator, run at the same time.
-            timeout: Seconds after which a wait for the next batch raises `WorkerStalled`. None: no limit.
-            output_order: "completion" hands results on as they come. "input" keeps the order of the source; then the
-                loader can be resumed after any batch.
-            on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
-            max_errors: With "skip": how many items of each function may be left out. A float below 1 is a share; see
-                `Pipeline.map`. None: any number.
-            seed: Of `sample_rng()` in functions that run in threads. Default: torch's, or one from the clock.
+            aggregator: Function or coroutine function that is called with each list.
+            transfer_fn: Function that moves each batch to a device. It is always called on the same thread.
+            buffer_size: How many batches may wait for the loop.
+            num_threads: How many calls of the preprocessor run at the same time, and how many of the aggregator.
+            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. None: no limit.
+            output_order: `"completion"` delivers results as they come. `"input"` keeps the order of the source, which a
+                resume in the middle of an epoch needs.
+            on_error: `"raise"` ends the iteration at an item whose function
+                [raises](stages.md#what-happens-when-something-fails). `"skip"` leaves the item out.
+            max_errors: With `on_error="skip"`: how many items of each function may be left out, as in `Pipeline.map`.
+                None: no limit.
+            seed: Integer of at least 0: base of random draws by `sample_rng()`. Default: torch's seed, or one from the
+                clock.
 
         Raises:
             TypeError: An argument has the wrong type.

@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import swift_loader
-from swift_loader import SwiftLoader, doctor, pipeline, vision
+from swift_loader import doctor, pipeline, vision
 from tests.support.helpers import program_environment
 from tests.support.pages import ROOT, Page, documentation
 
@@ -94,6 +94,13 @@ def test_the_links_of_a_page_lead_somewhere(page: Page) -> None:
     assert page.broken_links() == []
 
 
+def test_the_links_of_docstrings_lead_somewhere() -> None:
+    page, link = Page(ROOT / "docs" / "reference.md"), re.compile(r"\]\(([\w-]+\.md(?:#[\w-]+)?)\)")
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "swift_loader").rglob("*.py")}
+
+    assert [(path.name, one) for path, text in texts.items() for one in link.findall(text) if not page._has(one)] == []
+
+
 def test_the_readme_links_to_each_page() -> None:
     readme = PAGES[0]
     linked = {link.partition("#")[0] for link in readme.links()}
@@ -116,22 +123,10 @@ def test_each_public_name_stands_on_a_page_of_the_reference() -> None:
     assert public - shown == set()
 
 
-def test_the_options_page_has_each_argument_with_its_default() -> None:
-    rows = rows_of(Page(ROOT / "docs" / "options.md"))
-    parameters = dict(inspect.signature(SwiftLoader.__init__).parameters)
-    del parameters["self"], parameters["unknown"]
+def test_the_tables_of_options_are_those_of_the_docstrings() -> None:
+    check = [sys.executable, str(ROOT / ".ci" / "options"), "--check"]
 
-    assert parameters.keys() <= rows.keys()
-    for name, parameter in parameters.items():
-        if parameter.default is not None:
-            shown = rows[name][2].strip("`").replace('"', "'")
-            assert shown == repr(parameter.default).removesuffix(".0"), name
-
-
-def test_the_device_page_has_each_argument_of_start() -> None:
-    names = set(inspect.signature(SwiftLoader.start).parameters) - {"self"}
-
-    assert names <= rows_of(Page(ROOT / "docs" / "device.md")).keys()
+    assert subprocess.run(check, capture_output=True, text=True, check=False).stderr == ""
 
 
 def test_the_failures_page_has_each_class_of_errors() -> None:
