@@ -426,6 +426,29 @@ class Lifecycle:
             return None
         return delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
 
+    def describe(self) -> tuple[int | None, int | None, int, str, str]:
+        """Return samples, batches of the epoch, the batch size, the state and the place. None: not known yet."""
+        run, this, position, settings = self.run, self.run.this, self.run.position, self.plan_settings()
+        num_batches = None
+        if run.num_samples is not None or self.dataset is not None:  # else another process would have to build it
+            with suppress(Exception):  # of the user's `__len__`
+                num_batches = self.num_batches()
+        state, where = self.state.value, f"epoch {position.epoch}"
+        if self.state is LoaderState.STARTED:
+            state = "failed" if self._failure is not None else "running" if run.is_in_pass else state
+        if settings.world_size > 1:
+            rank = (
+                f"{settings.world_size} ranks"
+                if self.session is None
+                else f"rank {settings.rank} of {settings.world_size}"
+            )
+            state = f"{rank}, {state}"
+        if this is not None and this.begin.epoch == position.epoch:
+            where += f", batch {this.num_steps:,}"
+        elif position.num_samples:
+            where += f", sample {position.num_samples:,}"
+        return run.num_samples, num_batches, settings.batch_size, state, where
+
     # Closing ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -593,8 +616,8 @@ class EpochIterator(LoopIterator):
 
     def __repr__(self) -> str:
         this = self._this
-        where = f" epoch {this.begin.epoch}, {this.num_steps} of {this.num_batches}" if this is not None else ""
-        return f"<EpochIterator {self._state.value}{where}>"
+        where = "" if this is None else f", epoch {this.begin.epoch}, batch {this.num_steps:,} of {this.num_batches:,}"
+        return f"<EpochIterator: {self._state.value}{where}>"
 
 
 def _each_step(steps: Any) -> Iterable[Any]:

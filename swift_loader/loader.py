@@ -20,7 +20,7 @@ from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, Loade
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
 from swift_loader.ranks.ranks import RankChoice
-from swift_loader.report.report import Report
+from swift_loader.report.report import Report, html_table
 from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
@@ -537,15 +537,17 @@ class SwiftLoader:
         write_trace(observations, path, profile=profile, plans=session.past_plans)
 
     def __repr__(self) -> str:
-        sampling, delivery, session = self._options.sampling, self._options.delivery, self._session
-        position = self._lifecycle.run.position
-        name = self._lifecycle.state.value + (f", {session!r}" if session is not None else "")
-        batch_nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
-        queue = f", data_queue_size={delivery.describe_in_flight(batch_nbytes)}" if delivery.num_workers else ""
-        return (
-            f"<SwiftLoader {name}; batch_size={sampling.batch_size}, nb_consumer={sampling.world_size}, "
-            f"worker_per_consumer={delivery.num_workers}{queue}, shuffle={sampling.shuffle}, {position!r}>"
-        )
+        return f"<SwiftLoader: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._facts().items())
+
+    def _facts(self) -> dict[str, str]:
+        workers, delivery, session = self._options.workers, self._options.delivery, self._session
+        facts = delivery.describe(workers.dataset_class or workers.dataset, *self._lifecycle.describe())
+        if delivery.num_workers:
+            facts["ahead"] = delivery.describe_ahead(0 if session is None else session.dispatcher.largest_batch_nbytes)
+        return facts
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._lifecycle.state

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from numbers import Real
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from swift_loader.checks import (
@@ -422,14 +423,31 @@ class DeliveryOptions:
                 f"{number}, or start fewer workers"
             )
 
-    def describe_in_flight(self, batch_nbytes: int) -> str:
+    def describe(
+        self, dataset: Any, num_samples: int | None, num_batches: int | None, batch_size: int | None, *where: str
+    ) -> dict[str, str]:
+        """Return what a loader is, for its `repr` and for notebooks. None: it isn't known.
+
+        `dataset`: an instance, or what makes one. `where`: its state, and the loop's place.
+        """
+        name = dataset.__name__ if isinstance(dataset, (type, FunctionType)) else type(dataset).__name__
+        size = "" if batch_size is None else f" of {batch_size}"
+        return {
+            "dataset": name if num_samples is None else f"{counted(num_samples, 'sample')} of {name}",
+            "batches": ("batches" if num_batches is None else counted(num_batches, "batch")) + size,
+            "workers": counted(self.num_workers, "thread" if self.uses_threads else "worker"),
+            **dict(zip(("state", "position"), where, strict=False)),
+        }
+
+    def describe_ahead(self, batch_nbytes: int) -> str:
         """Return how many batches may be in flight, and their memory if the size of a batch is known; 0 is unknown."""
-        number, remarks = self.limits.max_in_flight, ["chosen"] if self.max_in_flight is None else []
-        if batch_nbytes:
-            remarks.append(
-                f"{number} batches of {_shown_bytes(batch_nbytes)} are {_shown_bytes(number * batch_nbytes)}"
-            )
-        return f"{number} ({'; '.join(remarks)})" if remarks else str(number)
+        number = self.limits.max_in_flight
+        return f"at most {number} in flight" + (f" ({_shown_bytes(number * batch_nbytes)})" if batch_nbytes else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and the noun in its plural."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def _shown_bytes(nbytes: int) -> str:

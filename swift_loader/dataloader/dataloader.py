@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +26,7 @@ from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayExecutor
-from swift_loader.report.report import DATALOADER, Report
+from swift_loader.report.report import DATALOADER, Report, html_table
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
 from swift_loader.transport.segments import SegmentPool
@@ -454,6 +455,22 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self._latest is not None and self._latest.workers is not None:
             self._workers = None  # they are its iterator's, which may go on
         self._latest = self._prepared = self._iterator = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._facts().items())
+
+    def _facts(self) -> dict[str, str]:
+        epoch, num_samples, num_batches = self._latest, None, None
+        if not isinstance(self.dataset, IterableDataset):  # torch remembers that its length was asked for
+            with suppress(Exception):  # of the user's `__len__`
+                num_samples, num_batches = len(self.dataset), len(self)  # type: ignore[arg-type]
+        where = ["not started"] if epoch is None else [epoch.describe()]
+        if self._loaded is not None:
+            where = [f"resumes in epoch {self._loaded.draws.epoch} at batch {self._loaded.num_yielded}"]
+        return options.delivery_of(self).describe(self.dataset, num_samples, num_batches, self.batch_size, *where)
 
     @property
     def _is_accelerate_prepared(self) -> bool:

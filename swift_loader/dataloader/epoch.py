@@ -178,6 +178,11 @@ class Epoch:
             draws, self._is_stream, num_yielded=self._num_yielded, num_sharing=self._num_sharing, **more
         )
 
+    def describe(self) -> str:
+        """Return its state, its number, and how many batches the loop got."""
+        state = "stopped" if self._num_workers and self.workers is None else "running"
+        return f"{'over' if self.is_over else state}, epoch {self.number}, batch {self._num_yielded:,}"
+
     def processes(self) -> list[Handle]:
         """Return the worker processes by id, also after the epoch."""
         return [] if self._fleet is None else self._fleet.processes()
@@ -475,6 +480,9 @@ class LoaderIterator(LoopIterator):
 
     def __len__(self) -> int:
         return len(self._index_sampler)
+
+    def __repr__(self) -> str:
+        return f"<LoaderIterator: {self._epoch.describe()}>"
 
     def __del__(self) -> None:  # no weakref.finalize: that would keep the epoch, whose error may refer to this iterator
         self._epoch.close()

@@ -245,7 +245,9 @@ class PipelineIterator(LoopIterator):
         self.run = None
 
     def __repr__(self) -> str:
-        return f"<PipelineIterator {'closed' if self.run is None else 'running'}, {self._position}>"
+        where = "" if self._position is None else f", epoch {self._position.epoch}"
+        state = "fresh" if self._epochs is not None else "closed" if self.run is None else "running"
+        return f"<PipelineIterator: {state}{where}>"
 
 
 class Epochs:

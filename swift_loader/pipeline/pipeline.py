@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
@@ -23,6 +25,7 @@ from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Prefetch, Shard, Shuffle, Unbatch
 from swift_loader.pipeline.sources import Chain, Gathered, Join, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
+from swift_loader.report.report import html_table
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _Other = TypeVar("_Other")
@@ -412,9 +415,17 @@ class Pipeline(Generic[_Item_co]):
 
     def __repr__(self) -> str:
         """Return the graph; while it runs, with what each stage is doing."""
-        run = self._epochs.run
+        run, position = self._epochs.run, self._epochs.position
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else str(run.tally).split("\n")
-        return "\n".join([type(self).__name__, *lines])
+        state = "running" if run is not None else "stopped" if position is not None else "not started"
+        with suppress(Exception):  # of a source's `__len__`
+            state = f"{len(self):,} results, {state}"
+        where = "" if position is None else f", epoch {position.epoch}{' is over' if position.is_over else ''}"
+        return "\n".join([f"{type(self).__name__}: {state}{where}", *lines])
+
+    def _repr_html_(self) -> str:
+        title, *lines = repr(self).split("\n")
+        return html_table(title, [re.split(" {2,}", line.strip()) for line in lines])
 
 
 def _restored(kind: type[Pipeline[Any]], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from io import BytesIO
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +48,7 @@ _MAX_BINS = 120
 _BATCHES_PER_BIN = 4
 
 
-def draw(title: str, parts: Sequence[Part], observations: Observations, path: str | os.PathLike[str]) -> None:
+def draw(title: str, parts: Sequence[Part], observations: Observations, path: str | PathLike[str] | BytesIO) -> None:
     """Write the picture of at least one batch. The file's suffix chooses the format: png, svg, pdf, …."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

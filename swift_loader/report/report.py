@@ -6,10 +6,14 @@ sent ─► began ─fetch─► ─collate─► ─encode─► built ─► r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from io import BytesIO
 from os import PathLike
 from typing import Any
 
@@ -297,8 +301,32 @@ class Report(Mapping[str, Any]):
         """Return `to_dict()` as a JSON text."""
         return json.dumps(self.to_dict(), indent=2, default=dict)
 
+    def to_html(self) -> str:
+        """Return a page with the report, and with its picture if matplotlib is installed. It needs no other file."""
+        file: Any = BytesIO()
+        picture = ""
+        with suppress(ModuleNotFoundError, ValueError):  # no matplotlib, or no batches yet
+            self.plot(file)
+            picture = f"<img style='max-width:100%' src='data:image/png;base64,{b64encode(file.getvalue()).decode()}'>"
+        return f"<!doctype html><meta charset='utf-8'><title>swift_loader</title>{self._repr_html_()}{picture}"
+
     def __repr__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        return html_table("Report", [re.split(" {2,}", line) for line in _lines(self) if line])
+
+
+def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table for notebooks, without scripts and files. The last cell of a row fills it."""
+    from html import escape
+
+    lines, rows = "", list(rows)
+    for *first, last in rows:
+        cells = "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in first)
+        width = max(map(len, rows)) - len(first)
+        lines += f"<tr>{cells}<td style='text-align:left' colspan='{width}'>{escape(last)}</td></tr>"
+    return f"<table><caption>swift_loader {escape(title)}</caption>{lines}</table>"
 
 
 def _lines(report: Report) -> Iterator[str]:

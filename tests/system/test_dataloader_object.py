@@ -112,3 +112,25 @@ def test_an_argument_that_is_wrong_or_was_removed_says_what_to_do() -> None:
         DataLoader(NUMBERS, start_method="template")  # type: ignore[arg-type]
     with pytest.raises(ImportError, match=r"WorkerPool was removed.*give each DataLoader its own num_workers"):
         from swift_loader import WorkerPool  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_the_repr_says_what_it_is_and_where_the_loop_is() -> None:
+    class Broken(list[int]):
+        def __len__(self) -> int:
+            raise ValueError("not now")
+
+    loader: Any = DataLoader(NUMBERS, 4)
+    of = f"<DataLoader: {len(NUMBERS)} samples of {type(NUMBERS).__name__}, {len(loader)} batches of 4, 0 workers"
+    assert repr(loader) == f"{of}, not started>"
+    iterator = iter(loader)
+    next(iterator)
+    assert repr(iterator) == "<LoaderIterator: running, epoch 0, batch 1>"
+    assert repr(loader) == f"{of}, running, epoch 0, batch 1>"
+    state = loader.state_dict()
+    list(iterator)
+    assert repr(loader) == f"{of}, over, epoch 0, batch {len(loader)}>"
+    loader.load_state_dict(state)
+    assert repr(loader) == f"{of}, resumes in epoch 0 at batch 1>"
+    broken: Any = Broken()
+    assert repr(DataLoader(broken, None, sampler=[1])) == "<DataLoader: Broken, batches, 0 workers, not started>"
+    assert "<td style='text-align:left' colspan='1'>resumes in epoch 0 at batch 1</td>" in loader._repr_html_()

@@ -333,20 +333,26 @@ def test_repr_shows_the_state() -> None:
     with loader:
         loader.start(0)
         assert "started" in repr(loader)
-        assert "running" in repr(loader)
-        assert "generation 1" in repr(loader)
-    assert "closed" in repr(loader)
+        assert "generation 1" in repr(loader._session)
+        next(iterator := iter(loader))
+        next(iterator)
+        assert repr(loader).startswith(
+            "<SwiftLoader: 100 samples of Counting, 13 batches of 8, 2 workers, running, epoch 0, batch 2, at most"
+        )
+        assert repr(iterator) == "<EpochIterator: active, epoch 0, batch 2 of 13>"
+    assert ", closed, epoch 0, batch 2, " in repr(loader)
+    assert "<td style='text-align:left' colspan='1'>epoch 0, batch 2</td></tr>" in loader._repr_html_()
 
 
 def test_repr_says_how_many_batches_are_in_flight_and_what_memory_that_means() -> None:
     loader = make_loader(datasets.Images, workers=4)
-    assert "data_queue_size=12 (chosen)," in repr(loader)
+    assert ", at most 12 in flight>" in repr(loader)
     with loader:
         loader.start(0)
         assert next(iter(loader)).nbytes == 24_576
-        assert "data_queue_size=12 (chosen; 12 batches of 24.6 kB are 295 kB)," in repr(loader)
-    assert "data_queue_size=5," in repr(make_loader(datasets.Images, workers=4, data_queue_size=5))
-    assert "data_queue_size" not in repr(make_loader(datasets.Images, workers=0))
+        assert ", at most 12 in flight (295 kB)>" in repr(loader)
+    assert ", at most 5 in flight>" in repr(make_loader(datasets.Images, workers=4, data_queue_size=5))
+    assert "in flight" not in repr(make_loader(datasets.Images, workers=0))
 
 
 def test_a_queue_that_is_too_short_for_the_workers_is_told_once_and_obeyed() -> None:
@@ -357,7 +363,7 @@ def test_a_queue_that_is_too_short_for_the_workers_is_told_once_and_obeyed() -> 
             assert ids_of(loader) == list(range(100))
         assert len(told) == 1
         assert told[0].filename == __file__
-        assert "data_queue_size=2" in repr(loader)
+        assert "at most 2 in flight" in repr(loader)
 
 
 def test_where_warnings_are_errors_a_queue_that_is_too_short_is_one_before_anything_is_started() -> None:

@@ -617,7 +617,7 @@ def fails_late(number: int) -> int:
 def test_the_graph_is_shown_and_what_it_does() -> None:
     pipeline = Pipeline(range(9)).map(functions.plus_one, concurrency=2).shuffle(4).batch(2).prefetch(1)
     assert repr(pipeline).split("\n") == [
-        "Pipeline",
+        "Pipeline: 5 results, not started",
         "  source range",
         "  map plus_one, 2 threads, in order of input",
         "  shuffle, buffer of 4",
@@ -628,6 +628,8 @@ def test_the_graph_is_shown_and_what_it_does() -> None:
     next(iterator)
     assert "plus_one" in repr(pipeline)
     assert "out, " in repr(pipeline)
+    assert repr(pipeline).startswith("Pipeline: 5 results, running, epoch 0\n")
+    assert repr(iterator) == "<PipelineIterator: running, epoch 0>"
     list(iterator)
     assert [stage["items_out"] for stage in pipeline.report()["stages"]] == [9, 9, 9, 5, 5]
 

@@ -126,7 +126,7 @@ def test_the_log_says_in_one_line_that_starting_takes_longer(tmp_path: Path) -> 
 def test_elsewhere_than_on_linux_it_is_the_default() -> None:
     with make_loader(datasets.Counting) as loader:
         assert sorted(ids_of(loader)) == list(range(100))
-        assert "InterpreterFleet" in repr(loader)
+        assert "InterpreterFleet" in repr(loader._session)
 
 
 @pytest.mark.slow

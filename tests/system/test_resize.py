@@ -233,7 +233,8 @@ def test_the_limit_of_batches_in_flight_follows_unless_it_was_given(given: int |
             else:
                 loader.resize(number)
             found.append(loader._session.dispatcher._scheduler.ledger._limits.max_in_flight)
-            assert f"worker_per_consumer={number}, data_queue_size={found[-1]}" in repr(loader)
+            assert f"{number} worker" in repr(loader)
+            assert f"at most {found[-1]} in flight" in repr(loader)
     assert found == expected
 
 
@@ -243,7 +244,7 @@ def test_before_the_start_it_is_the_option_that_changes(prepares: bool) -> None:
         if prepares:
             loader.prepare()
         loader.resize(3)
-        assert (loader.worker_per_consumer, "worker_per_consumer=3" in repr(loader)) == (3, True)
+        assert (loader.worker_per_consumer, "3 workers" in repr(loader)) == (3, True)
         loader.start(0)
         await_workers(loader, 3)
         assert sorted(ids_of(loader)) == list(range(100))

@@ -298,14 +298,14 @@ def test_fewer_batches_than_workers_are_worth_a_warning_that_says_what_to_give()
 @pytest.mark.parametrize(
     ("batch_nbytes", "text"),
     [
-        (0, "24 (chosen)"),
-        (1, "24 (chosen; 24 batches of 1 bytes are 24 bytes)"),
-        (9_633_792, "24 (chosen; 24 batches of 9.63 MB are 231 MB)"),
-        (999_999, "24 (chosen; 24 batches of 1 MB are 24 MB)"),
-        (2 * 10**9, "24 (chosen; 24 batches of 2 GB are 48 GB)"),
+        (0, "at most 24 in flight"),
+        (1, "at most 24 in flight (24 bytes)"),
+        (9_633_792, "at most 24 in flight (231 MB)"),
+        (999_999, "at most 24 in flight (24 MB)"),
+        (2 * 10**9, "at most 24 in flight (48 GB)"),
     ],
 )
 def test_the_batches_in_flight_say_what_memory_they_mean(batch_nbytes: int, text: str) -> None:
-    assert options_of(worker_per_consumer=8).delivery.describe_in_flight(batch_nbytes) == text
+    assert options_of(worker_per_consumer=8).delivery.describe_ahead(batch_nbytes) == text
     given = options_of(worker_per_consumer=8, data_queue_size=5).delivery
-    assert given.describe_in_flight(1000) == "5 (5 batches of 1 kB are 5 kB)"
+    assert given.describe_ahead(1000) == "at most 5 in flight (5 kB)"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.metrics.observations import BATCH, Setup, SlowSample
-from swift_loader.report.report import Report
+from swift_loader.report.report import Report, html_table
 from tests.support.observed import SETUP, Costs, observe, with_workers
 
 COUNTS = {"batches_delivered": 300, "stages": {"fetch": {"p50_ms": 10.0}}}
@@ -51,6 +51,18 @@ def test_the_repr_says_verdict_parts_and_advice() -> None:
     assert any(line.split() == ["fetch", "10", "ms", "10", "ms", "82", "%"] for line in lines)
     assert "slowest samples: 0 (100 ms), 1 (100 ms)" in text
     assert lines[-1].startswith("worker_per_consumer=6 would bring up to +1")
+
+
+def test_a_page_has_the_report_and_its_picture_and_needs_nothing_else() -> None:
+    report = slow_report()
+    page = report.to_html()
+    assert report._repr_html_() in page
+    assert "colspan='4'>data-bound: the loop waits for data 64 % of its time</td>" in page
+    assert ">wait for the loop</td>" in page
+    assert page.count("<img") == page.count("src='data:image/png;base64,iVBOR") == 1
+    assert not any(word in page for word in ("<script", "http:", "https:", "<link"))
+    assert "<img" not in Report().to_html()
+    assert "<td>" not in html_table("<td>", [["<td>"]])
 
 
 @pytest.mark.parametrize(
