@@ -14,7 +14,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-HOME = {"README.md": "index.md"}
+NAMES = {"README.md": "index.md", ".github/CONTRIBUTING.md": "contributing.md", ".github/SECURITY.md": "security.md"}
+"""Of pages that have another name in the site: mkdocs leaves out folders that begin with a dot."""
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:)([^)\s#]+)")
 
@@ -57,4 +58,4 @@ def _name_of(path: Path) -> str:
     home = ROOT / "docs" if path.is_relative_to(ROOT / "docs") else ROOT
     name = os.path.relpath(path, home)
     is_shown = path.suffix in (".py", "") and home == ROOT
-    return HOME.get(name, name) if not is_shown else f"{name.removesuffix('.py')}.md"
+    return NAMES.get(name, name) if not is_shown else f"{name.removesuffix('.py')}.md"

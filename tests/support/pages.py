@@ -115,5 +115,5 @@ class Page:
 
 
 def documentation() -> list[Page]:
-    """Return the README and the pages of `docs/`."""
-    return [Page(ROOT / "README.md"), *map(Page, sorted((ROOT / "docs").glob("*.md")))]
+    """Return the README and the pages of `docs/` and `.github/`."""
+    return [Page(ROOT / "README.md"), *map(Page, sorted((*ROOT.glob("docs/*.md"), *ROOT.glob(".github/*.md"))))]

@@ -1,4 +1,4 @@
-"""Promises of the loader that no other test shows by itself; see the table in docs/contributing.md."""
+"""Promises of the loader that no other test shows by itself; see the table in .github/CONTRIBUTING.md."""
 
 from __future__ import annotations
 
