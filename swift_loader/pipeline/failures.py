@@ -12,13 +12,11 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import EncodeError, RemoteTraceback, TooManyErrors, noted, warn
-
-MAX_KEPT = 100
-"""How many failures of a stage are kept for the report. If more than half of as many first items fail, all may."""
-
+from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 
 MIN_ITEMS = 100
-"""Before the end of a pass, a share counts as if there were at least so many items."""
+"""Before the end of a pass, a share counts as if there were at least so many items. If more than half of as many first
+items fail, all may."""
 
 
 # What each stage does. Its threads write, anybody reads.
@@ -184,7 +182,8 @@ class ItemFailure:
 
     stage: str
     item: int
-    """The number of the item among those of its stage, from 0. In completion order, among its results."""
+    """The number of the item among those that came to the stage, from 0, so after a `shuffle` in its order. A run that
+    is resumed counts from 0 again. In completion order, the number among the results."""
     exception: BaseException
     """Without its frames, which would keep what their variables hold."""
     traceback: str = field(repr=False)
@@ -212,7 +211,7 @@ class FailurePolicy:
     failed: Counter[int] = field(default_factory=Counter)
     """By epoch: how many were left out."""
     kept: list[ItemFailure] = field(default_factory=list)
-    """The first of the run."""
+    """The first of the run, for the report."""
     _first: ItemFailure | None = None
     """Of the epoch."""
     _last: tuple[int, BaseException] = -1, StopIteration()
@@ -233,12 +232,12 @@ class FailurePolicy:
         self._last = item, raised
         self._check(MIN_ITEMS)
         without_frames(raised)
-        if self._first is None or len(self.kept) < MAX_KEPT:
+        if self._first is None or len(self.kept) < MAX_KEPT_FAILURES:
             failure = ItemFailure(self.stage, item, error, "".join(traceback.format_exception(error)))
             self._first = self._first or failure
-            self.kept += [failure] if len(self.kept) < MAX_KEPT else []
+            self.kept += [failure] if len(self.kept) < MAX_KEPT_FAILURES else []
         num, num_items = self.failed[self.epoch], self.seen[self.epoch]
-        if num > MAX_KEPT // 2 and num_items <= MAX_KEPT and not self._has_warned:
+        if num > MIN_ITEMS // 2 and num_items <= MIN_ITEMS and not self._has_warned:
             self._has_warned = True
             warn(f"{num} of {num_items} items failed in stage {self.stage!r}. The first:\n{self._first.traceback}")
 

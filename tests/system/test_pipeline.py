@@ -295,11 +295,14 @@ def test_a_function_that_fails_for_all_items_is_told_at_once() -> None:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert list(Pipeline(range(200)).map(takes_two, on_error="skip", name="add")) == []
+        pipeline = Pipeline(range(1200)).map(takes_two, on_error="skip", name="add")
+        assert list(pipeline) == []
+    report = pipeline.report()
+    assert (len(report["failures"]), report["num_failures"]) == (1000, 1200)
     early, summary = (str(one.message) for one in caught)
     assert early.startswith("51 of 51 items failed in stage 'add'. The first:")
     assert "missing 1 required positional argument: 'other'" in early
-    assert summary.startswith("200 of 200 items failed in stage 'add' in epoch 0, and were left out. The first")
+    assert summary.startswith("1200 of 1200 items failed in stage 'add' in epoch 0, and were left out. The first")
 
 
 def test_each_pass_warns_of_what_it_left_out() -> None:
