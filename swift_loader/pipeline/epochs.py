@@ -40,6 +40,8 @@ class PipelineState:
     """The epoch that the sources were told; None: none."""
     failures: Sequence[int] = ()
     """How many items each `map` has left out in the epoch, in the order of the pipeline."""
+    lengths: Sequence[int | None] = ()
+    """Of each source that has an index; empty before the first epoch."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types, if the sources' states are."""
@@ -52,6 +54,7 @@ class PipelineState:
             "sources": [None if state is None else list(state) for state in self.sources],
             "told": self.told,
             "failures": list(self.failures),
+            "lengths": list(self.lengths),
         }
 
     @classmethod
@@ -64,7 +67,7 @@ class PipelineState:
         if unknown := {*state} - {"version", *_FORMS}:
             names = sorted(map(str, unknown))
             raise StateMismatch(f"the state has the entries {names}; a pipeline's has only {sorted(_FORMS)}")
-        return cls(**checked_fields({"told": None, "failures": (), **state}, _FORMS))  # older states don't have these
+        return cls(**checked_fields({**_NEWER, **state}, _FORMS))
 
 
 def _as_lists(place: Any) -> Any:
@@ -80,6 +83,9 @@ def _read_source(given: Any) -> SourceBegin:
     return number, state
 
 
+_NEWER = {"told": None, "failures": (), "lengths": ()}
+"""What older states don't have."""
+
 _FORMS = {
     "epoch": integer(0, MAX_EPOCH),
     "place": Form("a place", _as_tuples),
@@ -88,6 +94,7 @@ _FORMS = {
     "sources": several(optional(Form("a pair", _read_source))),
     "told": optional(integer(0, MAX_EPOCH)),
     "failures": several(integer(0, MAX_EPOCH)),
+    "lengths": several(optional(integer(0, 2**MAX_BITS))),
 }
 
 
@@ -301,14 +308,16 @@ class Epochs:
             run = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
-        begun = replace(state, told=self._told, parameters=self.chain.parameters)
+        lengths = tuple(plain.length for plain in self.chain.origin.plains)
+        begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=lengths)
         self.position = Position(begun, run.sources, passes_end, state.place)
         self.tally = run.tally
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
 
     def _at_start(self, epoch: int, sources: Sequence[Any] = (), told: int | None = None) -> PipelineState:
-        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told)
+        lengths = () if self.position is None else self.position.begun.lengths
+        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told, lengths=lengths)
 
     def _states_of(self, state: PipelineState) -> list[SourceStates]:
         """Return what is known of each source where a run begins: at the end of the last epoch, and in the state."""
@@ -392,8 +401,8 @@ class Epochs:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue at a state with the next epoch that begins.
 
-        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages;
-        nothing has changed then.
+        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages and
+        sources; nothing has changed then.
         """
         loaded = PipelineState.from_dict(state)
         if self._given_seed is not None and loaded.seed != self._given_seed:
@@ -409,6 +418,8 @@ class Epochs:
                 )
         for plain, saved in zip(self.chain.origin.plains, loaded.sources, strict=False):
             plain.check_state(saved)
+        for plain, length in zip(self.chain.origin.plains, loaded.lengths, strict=False):
+            plain.check_length(length)
         _close_all(self._idle)
         self._loaded, self._seed, self.position, self._chosen = loaded, loaded.seed, None, None
 

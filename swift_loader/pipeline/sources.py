@@ -206,6 +206,20 @@ class Plain:
             kind = type(self.source).__name__
             raise StateMismatch(f"the state has one of the source, but a {kind} has no load_state_dict() to take it")
 
+    @property
+    def length(self) -> int | None:
+        """The source's length, if items can be had by their numbers and it doesn't keep a place by itself."""
+        return self.num_items if hasattr(self.source, "__getitem__") and not is_stateful(self.source) else None
+
+    def check_length(self, saved: int | None) -> None:
+        """Check that the source has as many items as where a state was saved; None: it isn't known."""
+        present = self.length
+        if None not in (saved, present) and saved != present:
+            raise StateMismatch(
+                f"the state is of a source with {saved} items, but this {type(self.source).__name__} has {present}, so "
+                f"items would come twice or never. Give the same source, or start a new run without load_state_dict()"
+            )
+
     def source_numbers(self, entry: Any) -> list[int | None]:
         """Return how many items of each plain source come before a place with this entry; None: it has ended."""
         return [entry]

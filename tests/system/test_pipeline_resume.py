@@ -462,6 +462,42 @@ def test_other_parameters_are_refused() -> None:
         Pipeline.mix(parts, [1, 3], seed=1).load_state_dict(mixed.state_dict())
 
 
+class Indexed:
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Both(Indexed):
+    """It is iterated over, as a dataset of Hugging Face."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num))
+
+
+@pytest.mark.parametrize("num_taken", [0, 7, 30, 31])
+@pytest.mark.parametrize("make_source", [range, Indexed, Both])
+def test_a_source_of_another_length_is_refused(make_source: Callable[[int], Any], num_taken: int) -> None:
+    def make(num: int) -> Pipeline:
+        return Pipeline(Numbers(5)).merge(Pipeline(make_source(num), seed=1).shuffle(9)).map(functions.plus_one)
+
+    pipeline = make(25)
+    taken = list(itertools.islice(pipeline, num_taken))
+    state = json.loads(json.dumps(pipeline.state_dict()))
+    for num in (20, 30) if num_taken else ():
+        with pytest.raises(StateMismatch, match=f"a source with 25 items, but this {make_source.__name__} has {num},"):
+            make(num).load_state_dict(state)
+    make(30 if num_taken == 0 else 25).load_state_dict(state)  # before the first epoch, it isn't known
+    del state["lengths"]  # as in states of earlier versions
+    make(30).load_state_dict(state)
+    assert len(taken) == min(num_taken, 30)
+
+
 def test_a_state_of_an_epochs_end_continues_with_other_parameters_which_the_next_state_has() -> None:
     before, after = (Pipeline(range(30), seed=1).shuffle(num) for num in (5, 20))
     list(before)
