@@ -167,7 +167,7 @@ class Pipeline(Generic[_Item_co]):
                 `WorkerStalled`; a process is replaced, and tries the item once more before. With `"skip"`, the item is
                 left out: its process is killed or its coroutine cancelled. A thread can't be killed, so another one
                 takes its place. A generator in threads or coroutines, with `output_order="input"`, always ends the
-                iteration. None: no limit.
+                iteration. None or 0: no limit.
             buffer_size: How many more items may wait, for a call or for the next stage. Default: as many as
                 `concurrency`.
             name: The stage's name in errors and reports. Default: the function's.
@@ -238,7 +238,7 @@ class Pipeline(Generic[_Item_co]):
 
         Args:
             buffer_size: How many items may wait for the loop.
-            timeout: Seconds that the loop waits for an item before it gets `WorkerStalled`. None: no limit.
+            timeout: Seconds that the loop waits for an item before it gets `WorkerStalled`. None or 0: no limit.
         """
         return self._with(Prefetch(buffer_size, check_seconds("timeout", timeout)))
 
@@ -378,7 +378,8 @@ class Pipeline(Generic[_Item_co]):
 
         Raises:
             TypeError: The state isn't a dict.
-            StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
+            StateMismatch: It isn't a state of a pipeline with these stages, or the source has another length. Nothing
+                has changed.
         """
         self._epochs.load(state)
 
@@ -477,7 +478,7 @@ class StageLoader(Pipeline[Any]):
             transfer_fn: Function that moves each batch to a device. It is always called on the same thread.
             buffer_size: How many batches may wait for the loop.
             num_threads: How many calls of the preprocessor run at the same time, and how many of the aggregator.
-            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. None: no limit.
+            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. None or 0: no limit.
             output_order: `"completion"` delivers results as they come. `"input"` keeps the order of the source, which a
                 resume in the middle of an epoch needs.
             on_error: `"raise"` ends the iteration at an item whose function
