@@ -1,20 +1,16 @@
 """Train a small CNN on scikit-learn's handwritten digits, with batches from worker processes.
 
-    pip install -e '.[examples]'
+    pip install -r examples/requirements.txt .
     python examples/train_digits.py
-    python examples/train_digits.py --plot curves.png
 
-Takes well under a minute on two cores, and uses a GPU if there is one. Ends with status 1 if the model has not learned.
-The last lines say whether data or the model was the limit.
+Takes well under a minute on two cores, and uses a GPU if there is one. Draws loss and accuracy in digits.png. The last
+line says whether data or the model was the limit. Ends with status 1 if the model has not learned.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -22,9 +18,8 @@ import numpy as np
 import torch
 from curves import Curves, check_plot, draw_curves
 from numpy.typing import NDArray
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
@@ -42,11 +37,6 @@ PEAK_LEARNING_RATE = 1e-2
 """Reached after 30 % of the steps. The rate then falls to nearly 0, so the weights settle before the last epoch."""
 LABEL_SMOOTHING = 0.1
 """Saves about one held-out error in three. With it, the loss can't fall below 0.50."""
-
-MODEL_LIMIT = 0.1
-"""Share of time spent waiting. Below it, the fastest loader could shorten the training by a tenth at most."""
-DATA_LIMIT = 1 / 3
-"""Above it, a fast enough loader would make the training half as fast again, or better."""
 
 
 class Digits:
@@ -78,17 +68,6 @@ class Digits:
         return image, self._labels[index]
 
 
-@dataclass(slots=True)
-class Times:
-    """Where the time of the training epochs went; evaluation isn't counted."""
-
-    num_samples: int = 0
-    training_s: float = 0.0
-    """All of it, waiting included."""
-    waiting_s: float = 0.0
-    """Spent in `next`, before a batch was there."""
-
-
 def make_loader(arguments: argparse.Namespace, *, train: bool) -> SwiftLoader:
     """Return a loader, not started yet, of one part of the digits; one worker is plenty for the held-out part."""
     return SwiftLoader(
@@ -111,32 +90,11 @@ def make_model() -> nn.Module:
     return nn.Sequential(*body, nn.Flatten(), nn.Dropout(0.25), nn.Linear(64 * (IMAGE_SIZE // 4) ** 2, 10))
 
 
-def timed(batches: Iterable[tuple[Tensor, Tensor]], times: Times) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches, `(B, 1, 8, 8) float32` and `(B,) int64`; add to `times` how long each was waited for."""
-    iterator = iter(batches)
-    while True:
-        start = perf_counter()
-        batch = next(iterator, None)
-        times.waiting_s += perf_counter() - start
-        if batch is None:
-            return
-        yield batch
-
-
-def train_epoch(
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: LRScheduler,
-    loader: SwiftLoader,
-    progress: Progress,
-    task: TaskID,
-    times: Times,
-) -> float:
-    """Train for one pass over the loader; return the mean loss of its samples."""
+def train_epoch(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler, loader: SwiftLoader) -> float:
+    """Train for one pass over the loader's batches, `(B, 1, 8, 8) float32` and `(B,) int64`; return the mean loss."""
     model.train()
-    start = perf_counter()
     num_samples, total_loss = 0, 0.0
-    for images, labels in timed(loader, times):
+    for images, labels in loader:
         loss = functional.cross_entropy(model(images), labels, label_smoothing=LABEL_SMOOTHING)
         optimizer.zero_grad()
         loss.backward()
@@ -144,9 +102,6 @@ def train_epoch(
         schedule.step()
         num_samples += len(labels)
         total_loss += loss.item() * len(labels)
-        progress.update(task, advance=1, loss=total_loss / num_samples)
-    times.training_s += perf_counter() - start
-    times.num_samples += num_samples
     return total_loss / num_samples
 
 
@@ -161,31 +116,6 @@ def measure_accuracy(model: nn.Module, loader: SwiftLoader) -> float:
     return num_right / num_samples
 
 
-def make_progress() -> Progress:
-    """Return a bar that counts batches and shows the field `loss`."""
-    loss = TextColumn("loss {task.fields[loss]:.4f}")
-    return Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn())
-
-
-def name_the_limit(waiting_share: float, num_workers: int, num_threads: int, num_cores: int) -> str:
-    """Return in words whether data or the model was the limit, and what would help."""
-    waited = f"the loop waited for data {waiting_share:.1%} of the time"
-    if waiting_share <= MODEL_LIMIT:
-        return f"{waited}: the model was the limit, more workers would not help"
-    limit = "data was the limit" if waiting_share >= DATA_LIMIT else "data and model were about equally fast"
-    if num_workers + num_threads < num_cores:
-        return f"{waited}: {limit}, more workers would help"
-    return f"{waited}: {limit}, more workers would need more than {num_cores} cores"
-
-
-def report(times: Times, total_s: float, arguments: argparse.Namespace) -> None:
-    """Print where the time went."""
-    print(f"total time: {total_s:.1f} s, of which training {times.training_s:.1f} s")
-    print(f"speed: {times.num_samples / times.training_s:,.0f} samples/s")
-    num_cores = len(os.sched_getaffinity(0))
-    print(name_the_limit(times.waiting_s / times.training_s, arguments.workers, arguments.threads, num_cores))
-
-
 def parse_arguments() -> argparse.Namespace:
     """Return what the command line says; end with status 2 if it can't be done."""
     parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
@@ -196,63 +126,52 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="that torch computes with")
     parser.add_argument("--seed", type=int, default=0, help="base of all randomness but the split")
     parser.add_argument("--required-accuracy", type=float, default=0.97, help="on the held-out digits, at the end")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw loss and accuracy; needs matplotlib")
+    parser.add_argument("--plot", type=Path, default=Path("digits.png"), metavar="FILE.png", help="loss and accuracy")
     arguments = parser.parse_args()
     for name, least in (("epochs", 1), ("batch_size", 1), ("workers", 0), ("threads", 1)):
         value = getattr(arguments, name)
         if value < least:
             parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
-    if arguments.plot:
-        try:
-            check_plot(arguments.plot)
-        except ValueError as error:
-            parser.exit(2, f"{error}\n")
+    try:
+        check_plot(arguments.plot)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
     return arguments
 
 
-def train(arguments: argparse.Namespace, times: Times) -> Curves:
-    """Train, evaluate after each epoch, and return the curves; add to `times`."""
+def train(arguments: argparse.Namespace) -> tuple[Curves, str]:
+    """Train, evaluate after each epoch, and return the curves, and whether data or the model was the limit."""
     begin = perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model().to(device)
     optimizer = torch.optim.Adam(model.parameters())
     curves = Curves()
-    with (
-        make_loader(arguments, train=True) as training,
-        make_loader(arguments, train=False) as held_out,
-        make_progress() as progress,
-    ):
+    with make_loader(arguments, train=True) as training, make_loader(arguments, train=False) as held_out:
         training.start(device=device)
         held_out.start(device=device)
-        print_line = progress.console.print
-        print_line(f"started in {perf_counter() - begin:.1f} s: {arguments.workers} workers, device {device}")
-        num_steps = arguments.epochs * len(training)
-        schedule = OneCycleLR(optimizer, PEAK_LEARNING_RATE, total_steps=num_steps)
-        task = progress.add_task("training", total=num_steps, loss=float("nan"))
+        print(f"started in {perf_counter() - begin:.1f} s: {arguments.workers} workers, device {device}")
+        schedule = OneCycleLR(optimizer, PEAK_LEARNING_RATE, total_steps=arguments.epochs * len(training))
         for epoch in range(1, arguments.epochs + 1):
-            loss = train_epoch(model, optimizer, schedule, training, progress, task, times)
+            loss = train_epoch(model, optimizer, schedule, training)
             accuracy = measure_accuracy(model, held_out)
-            print_line(f"epoch {epoch:2}: loss {loss:.4f}, held-out accuracy {accuracy:.2%}")
+            print(f"epoch {epoch:2}: loss {loss:.4f}, held-out accuracy {accuracy:.2%}", flush=True)
             curves.losses.append(loss)
             curves.accuracies.append(accuracy)
-    return curves
+        return curves, str(training.report().verdict)
 
 
 def main() -> None:
-    """Train, draw the curves if asked, and say where the time went."""
+    """Train, draw the curves, and say what the limit was."""
     arguments = parse_arguments()
-    begin = perf_counter()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
-    times = Times()
-    curves = train(arguments, times)
-    report(times, perf_counter() - begin, arguments)
+    curves, verdict = train(arguments)
     accuracy = curves.accuracies[-1]
-    if arguments.plot:
-        title = f"A small CNN on handwritten digits, seed {arguments.seed}"
-        draw_curves(arguments.plot, curves, title, arguments.required_accuracy)
+    title = f"A small CNN on handwritten digits, seed {arguments.seed}"
+    draw_curves(arguments.plot, curves, title, arguments.required_accuracy)
     if accuracy < arguments.required_accuracy:
         sys.exit(f"held-out accuracy is {accuracy:.2%}, below the {arguments.required_accuracy:.2%} that are required")
+    print(f"{accuracy:.2%} right, see {arguments.plot}; {verdict}")
 
 
 if __name__ == "__main__":

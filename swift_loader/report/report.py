@@ -98,6 +98,16 @@ class Verdict:
             return cls(Bound.DATA, share)
         return cls(Bound.MODEL if share <= MODEL_BOUND else Bound.BALANCED, share)
 
+    def __str__(self) -> str:
+        share = f"{100 * self.wait_share:.0f} %"
+        meaning = {
+            Bound.STARTING: "too few batches for a verdict",
+            Bound.DATA: f"the loop waits for data {share} of its time",
+            Bound.BALANCED: f"the loop waits for data {share} of its time",
+            Bound.MODEL: f"the loop waits for data only {share} of its time; faster data would bring nothing",
+        }
+        return f"{self.bound.value}: {meaning[self.bound]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -281,7 +291,7 @@ class Report(Mapping[str, Any]):
         """Write pictures of the report to a file."""
         if self.observations is None or not len(self.observations.batches):
             raise ValueError("there is no batch to draw: plot a loader that measures, once a loop got a batch of it")
-        plots.draw(headline(self.verdict), self.breakdown.parts, self.observations, path)
+        plots.draw(str(self.verdict), self.breakdown.parts, self.observations, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it but the single batches, as plain JSON types."""
@@ -336,7 +346,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield "<Report: nothing is measured>" if observations is None else "<Report: no batches yet>"
         return
     breakdown, verdict, setup = report.breakdown, report.verdict, observations.setup
-    yield from (headline(verdict), _speed(observations), "")
+    yield from (str(verdict), _speed(observations), "")
     yield f"{'a batch':<20}{'p50':>10}{'p99':>10}{'share':>8}"
     for part in breakdown.parts:
         if part.share >= _MIN_SHOWN_SHARE:
@@ -363,18 +373,6 @@ def _lines(report: Report) -> Iterator[str]:
             yield "what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"
         else:
             yield from map(str, report.advice or ["more workers wouldn't bring 5 %"])
-
-
-def headline(verdict: Verdict) -> str:
-    """Return the verdict and what it means, in a line."""
-    share = f"{100 * verdict.wait_share:.0f} %"
-    meaning = {
-        Bound.STARTING: "too few batches for a verdict",
-        Bound.DATA: f"the loop waits for data {share} of its time",
-        Bound.BALANCED: f"the loop waits for data {share} of its time",
-        Bound.MODEL: f"the loop waits for data only {share} of its time; faster data would bring nothing",
-    }
-    return f"{verdict.bound.value}: {meaning[verdict.bound]}"
 
 
 def _speed(observations: Observations) -> str:
