@@ -24,8 +24,8 @@ TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 PAGES = documentation()
-QUICK = [page for page in PAGES if page.name in ("README.md", "docs/migration.md", "docs/resume.md")]
-LANGUAGES = {"python", "bash"}
+QUICK = [page for page in PAGES if page.name in ("README.md", "docs/quickstart.md", "docs/resume.md")]
+LANGUAGES = {"python", "bash", "diff"}
 
 
 def run_pages(pages: list[Page], folder: Path) -> dict[str, str]:

@@ -22,9 +22,6 @@ TIMEOUT_S = 120
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-NUM_BATCHES = 32
-"""Of the README's 1,000 samples, 32 in each."""
-
 SPDX_SINCE = 77
 """The release of setuptools that takes an SPDX expression as `license`."""
 
@@ -116,20 +113,20 @@ def test_the_wheel_has_the_whole_package_and_says_what_it_is(wheel: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_readme_s_ten_lines_run_where_only_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+def test_the_readme_s_code_runs_where_only_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
     environment = Environment.make(tmp_path / "environment")
     has_it = "from importlib.util import find_spec; print(find_spec('swift_loader') is not None)"
-    program = tmp_path / "ten_lines.py"
-    program.write_text(Page(ROOT / "README.md").script())
+    program = tmp_path / "readme.py"
+    program.write_text(Page(ROOT / "README.md").script() + "print(DataLoader.__module__)\n")
 
     before = run([environment.python, "-c", has_it], tmp_path)
     environment.install(wheel)
     where = run([environment.python, "-c", "import swift_loader; print(swift_loader.__file__)"], tmp_path)
-    lines = run([environment.python, program], tmp_path).splitlines()
+    said = run([environment.python, program], tmp_path)
 
     assert before == "False\n"
     assert Path(where).is_relative_to(environment.folder)
-    assert [line.partition(")")[0] for line in lines] == ["(32, 3, 64, 64"] * (NUM_BATCHES - 1) + ["(8, 3, 64, 64"]
+    assert said == "swift_loader.dataloader.dataloader\n"
 
 
 @pytest.mark.slow
