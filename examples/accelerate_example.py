@@ -50,7 +50,8 @@ def evaluate(accelerator: Accelerator, model: Any, loader: SwiftLoader) -> list[
         # The loader repeats some samples so that all ranks have the same number of batches. Don't count them twice.
         # gather_for_metrics() can't do that here: it only knows about repeats in torch's DataLoader.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=accelerator.device)
-    return accelerator.reduce(counts, reduction="sum").tolist()
+    total: Any = accelerator.reduce(counts, reduction="sum")
+    return list(total.tolist())
 
 
 def main() -> None:

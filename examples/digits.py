@@ -42,7 +42,8 @@ class Digits(Images):
     """scikit-learn's digits, 8 by 8."""
 
     def __init__(self, *, train: bool) -> None:
-        pixels, labels = load_digits(return_X_y=True)
+        digits: Any = load_digits()
+        pixels, labels = digits.data, digits.target
         order = np.random.default_rng(0).permutation(len(labels))
         chosen = order[NUM_HELD_OUT:] if train else order[:NUM_HELD_OUT]
         super().__init__(pixels[chosen].reshape(-1, 8, 8) / 16, labels[chosen], train=train)
@@ -84,7 +85,7 @@ def count_right(model: Any, batch: Mapping[str, Any], num_padding: int) -> tuple
     return int(right[:num_samples].sum()), num_samples
 
 
-def result(model: Any, num_right: float, num_samples: float, samples: str = "digits") -> str:
+def result(model: Any, num_right: float, num_samples: float, *, samples: str = "digits") -> str:
     """Return the last line of an example's output; `samples` names them. Equal digests mean bit-identical weights."""
     digest = hashlib.sha256(b"".join(weights.numpy(force=True).tobytes() for weights in model.parameters()))
     accuracy = num_right / num_samples

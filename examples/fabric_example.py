@@ -47,7 +47,8 @@ def evaluate(fabric: Fabric, model: torch.nn.Module, loader: SwiftLoader) -> lis
     for batch in loader:
         # The loader repeats some samples so that all ranks have the same number of batches. Don't count them twice.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=fabric.device)
-    return fabric.all_reduce(counts, reduce_op="sum").tolist()
+    total: Any = fabric.all_reduce(counts, reduce_op="sum")
+    return list(total.tolist())
 
 
 def main() -> None:

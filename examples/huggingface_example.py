@@ -50,7 +50,7 @@ class SwiftTrainer(Trainer):
         """Return the loader as it is. It knows the rank and the device already."""
         return self.training
 
-    def get_eval_dataloader(self, _eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:  # noqa: ARG002 - the Trainer's signature
         """Return the same loader each time, so that its workers survive from one evaluation to the next."""
         return self.held_out
 
@@ -61,7 +61,7 @@ class StopAfter(TrainerCallback):
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
 
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_objects: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the same
         """Stop after `num_steps` steps."""
         control.should_training_stop |= state.global_step >= self.num_steps
 
@@ -74,7 +74,8 @@ def evaluate(trainer: Trainer, model: torch.nn.Module, loader: SwiftLoader) -> l
         # The loader repeats some samples so that all ranks have the same number of batches. Don't count them twice, as
         # the Trainer's own evaluation does.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=trainer.args.device)
-    return trainer.accelerator.reduce(counts, reduction="sum").tolist()
+    total: Any = trainer.accelerator.reduce(counts, reduction="sum")
+    return list(total.tolist())
 
 
 def train(arguments: Any, folder: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from digits import Digits, count_right, make_model, make_parser, result
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.nn.functional import cross_entropy
 
 from swift_loader import SwiftLoader
@@ -59,7 +59,7 @@ def main() -> None:
         SwiftLoader(Digits, {"train": True}, **options) as training,
         SwiftLoader(Digits, {"train": False}, shuffle=False, **options) as held_out,
     ):
-        callbacks = [LoaderStateCallback(training)]
+        callbacks: list[Callback] = [LoaderStateCallback(training)]
         if arguments.save:
             callbacks.append(ModelCheckpoint(arguments.save, save_top_k=-1, every_n_train_steps=arguments.save_every))
         trainer = Trainer(

@@ -48,12 +48,13 @@ def decode(path: Path) -> NDArray[np.uint8]:
 
 def batchify(images: list[NDArray[np.uint8]]) -> NDArray[np.float32]:
     """Return a batch, `(B, 3, 224, 224) float32` from 0 to 1."""
-    return np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / 255
+    batch: NDArray[np.float32] = np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
+    return batch
 
 
 def main() -> None:
     """Make the images, unless a folder was given, and go through them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", help="a folder of JPEGs; default: one that is made")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--save", type=Path, metavar="FILE", help="save the place there at the end")

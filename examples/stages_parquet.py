@@ -36,6 +36,7 @@ LEARNING_RATE = 0.05
 
 RowGroup = tuple[Path, int]
 Row = dict[str, float]
+Batch = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def write_files(folder: Path) -> None:
@@ -63,13 +64,13 @@ def read(group: RowGroup) -> list[Row]:
     return rows
 
 
-def to_arrays(rows: list[Row]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def to_arrays(rows: list[Row]) -> Batch:
     """Return features, `(B, 4) float64` with a column of ones, and prices, `(B,) float64`."""
     features = np.array([(row["size"], row["age"], row["distance"], 1.0) for row in rows])
     return features, np.array([row["price"] for row in rows])
 
 
-def make_pipeline(groups: list[RowGroup], threads: int) -> Pipeline:
+def make_pipeline(groups: list[RowGroup], threads: int) -> Pipeline[Batch]:
     """Return the stages from row groups to batches."""
     return (
         Pipeline(groups, seed=1)
@@ -83,7 +84,9 @@ def make_pipeline(groups: list[RowGroup], threads: int) -> Pipeline:
     )
 
 
-def train(pipeline: Pipeline, weights: NDArray[np.float64], num_before: int = 0, stop_after: int | None = None) -> int:
+def train(
+    pipeline: Pipeline[Batch], weights: NDArray[np.float64], num_before: int = 0, stop_after: int | None = None
+) -> int:
     """Change the weights by a step of gradient descent for each batch. Return how many rows the batches had.
 
     Args:
@@ -106,7 +109,7 @@ def train(pipeline: Pipeline, weights: NDArray[np.float64], num_before: int = 0,
 
 def main() -> None:
     """Write the files, and train on them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--save", type=Path, metavar="FILE", help="save weights and place there at the end")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after so many batches")

@@ -62,7 +62,7 @@ class Server:
 class QuietHandler(SimpleHTTPRequestHandler):
     """Serves files without a log."""
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's signature
         """Print nothing."""
 
 
@@ -132,7 +132,7 @@ def to_tensors(samples: list[tuple[np.ndarray[Any, Any], int]]) -> tuple[torch.T
     return torch.from_numpy(np.stack(spectra)), torch.tensor(vowels)
 
 
-def make_pipeline(urls: list[str]) -> Pipeline:
+def make_pipeline(urls: list[str]) -> Pipeline[tuple[torch.Tensor, torch.Tensor]]:
     """Return the stages from URLs of archives to batches."""
     return (
         Pipeline(urls, seed=1)
@@ -148,7 +148,7 @@ def make_pipeline(urls: list[str]) -> Pipeline:
 
 def main() -> None:
     """Make the archives, serve them, and train."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--save", type=Path, metavar="FILE", help="save model, optimizer and place there at the end")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after so many steps")
@@ -163,7 +163,7 @@ def main() -> None:
             server.close()
 
 
-def train(arguments: argparse.Namespace, pipeline: Pipeline) -> None:
+def train(arguments: argparse.Namespace, pipeline: Pipeline[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Train, and print the accuracy of the last 50 batches."""
     torch.manual_seed(0)
     torch.set_num_threads(1)

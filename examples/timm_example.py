@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from digits import Digits, checkpoint_path, count_right, make_model, make_parser, result
 from PIL import Image
-from timm.data import ImageDataset
+from timm.data.dataset import ImageDataset
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -110,7 +110,7 @@ def main() -> None:
                     part.load_state_dict(saved[name])
             if train(arguments, model, parts):
                 samples = "digits" if arguments.root is None else "photos"
-                print(result(model, *evaluate(model, held_out), samples))
+                print(result(model, *evaluate(model, held_out), samples=samples))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,8 @@ class Digits:
     """
 
     def __init__(self, *, train: bool) -> None:
-        pixels, labels = load_digits(return_X_y=True)
+        digits: Any = load_digits()
+        pixels, labels = digits.data, digits.target
         order = np.random.default_rng(0).permutation(len(labels))  # the same split, whatever --seed says
         chosen = order[NUM_HELD_OUT:] if train else order[:NUM_HELD_OUT]
         images = pixels[chosen].reshape(-1, 1, IMAGE_SIZE, IMAGE_SIZE).astype(np.float32) / 16  # now 0 to 1

@@ -406,7 +406,7 @@ class LoaderIterator(LoopIterator):
             loader._tune()  # noqa: SLF001
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001
             recorded = torch.autograd.profiler.record_function("enumerate(DataLoader)#LoaderIterator.__next__")
-            recorded.__enter__()  # type: ignore[no-untyped-call]
+            recorded.__enter__()
         try:
             delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
         except StopIteration:
@@ -424,7 +424,7 @@ class LoaderIterator(LoopIterator):
         if self._pin_device is not None:
             from torch.utils.data._utils.pin_memory import pin_memory
 
-            delivery.batch = pin_memory(delivery.batch, self._pin_device)  # type: ignore[no-untyped-call]
+            delivery.batch = pin_memory(delivery.batch, self._pin_device)
         self._epoch.is_whole = True
         return delivery
 

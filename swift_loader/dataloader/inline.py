@@ -81,7 +81,7 @@ class InlineEpoch(Epoch):
             self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
         else:
             kind = loader._dataset_kind  # noqa: SLF001
-            self._fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            self._fetcher: Any = _DatasetKind.create_fetcher(
                 kind, given, self._batches, loader.collate_fn, loader.drop_last
             )
         if self._resumed is not None:

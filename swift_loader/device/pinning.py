@@ -49,7 +49,7 @@ class CudaRegistry:
         import torch
 
         self._torch = torch
-        self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._cudart: Any = torch.cuda.cudart()
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._driver: ctypes.CDLL | None = None
         with suppress(OSError):  # another driver
