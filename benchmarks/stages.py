@@ -68,7 +68,7 @@ def draw(path: str, results: Sequence[Result], subtitle: str) -> None:
 
     rates = {(result.case, result.system): result.median for result in results if result.unit == "items/s"}
     bars = [
-        Bars(case.name, rates[case.name, "swift_loader"] / rates[case.name, "spdl"], None)
+        Bars(case.name, {"swift_loader": rates[case.name, "swift_loader"] / rates[case.name, "spdl"]})
         for case in CASES
         if (case.name, "spdl") in rates
     ]

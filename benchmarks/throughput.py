@@ -1,12 +1,14 @@
-"""Measures batches per second: swift_loader, torch's DataLoader, and an ideal that sends nothing.
+"""Measures batches per second: both loaders, torch's DataLoader, and an ideal that sends nothing.
 
     python benchmarks/throughput.py [--rounds 5] [--seconds 2] [--only CASE ...] [--json FILE] [--chart FILE.svg]
 
 One run measures all of them, with two workers each:
 
-- swift_loader: `SwiftLoader` with its defaults, which deliver NumPy arrays;
-- torch: `DataLoader` with `multiprocessing_context="spawn"`, `persistent_workers=True`, `prefetch_factor=4`, and its
+- torch: `DataLoader` with forked workers, its default on Linux, `persistent_workers=True`, `prefetch_factor=4`, and its
   own collate, which delivers tensors;
+- torch spawn: the same with `multiprocessing_context="spawn"`;
+- DataLoader: swift_loader's, with forked workers and `persistent_workers=True`;
+- SwiftLoader: with its defaults, which deliver NumPy arrays;
 - ideal: two processes that fetch and collate as swift_loader's workers do, into one warm buffer each; nothing is sent.
 
 Systems take turns in an order that changes from round to round, so that other load on the machine affects all of them.
@@ -23,14 +25,16 @@ relevant figure is the ratio to the ideal.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from common.report import Result, format_machine
 from common.turns import NUM_DISCARDED, WARM_UP_S, begin, end, make_parser, measure_in_turns, parse
 from transport.cases import CASES, GAP_CASE, NUM_WORKERS, Case
 from transport.ideal import IdealSystem
-from transport.systems import EpochGap, Throughput, make_swift, make_torch
+from transport.systems import EpochGap, Throughput, make_drop_in, make_swift, make_torch
 
 
 def main() -> None:
@@ -51,7 +55,12 @@ def main() -> None:
 def measure_case(case: Case, rounds: int, seconds: float) -> list[Result]:
     """Start all systems, and measure them in turn."""
     clock = EpochGap if case is GAP_CASE else Throughput
-    makers = {"swift_loader": lambda: clock(make_swift(case)), "torch": lambda: clock(make_torch(case))}
+    makers: dict[str, Callable[[], Any]] = {
+        "torch": lambda: clock(make_torch(case, "fork")),
+        "torch spawn": lambda: clock(make_torch(case)),
+        "DataLoader": lambda: clock(make_drop_in(case)),
+        "SwiftLoader": lambda: clock(make_swift(case)),
+    }
     if case is not GAP_CASE:
         makers["ideal"] = lambda: IdealSystem(case)
     systems = {}
@@ -68,18 +77,14 @@ def measure_case(case: Case, rounds: int, seconds: float) -> list[Result]:
 def draw(path: str, results: list[Result], subtitle: str) -> None:
     from common.chart import Bars, draw_chart
 
-    medians = {(result.case, result.system): result.median for result in results}
     rows = []
-    for case in CASES:
-        if (case.name, "torch") in medians:
-            torch = medians[case.name, "torch"]
-            rows.append(
-                Bars(case.title, medians[case.name, "swift_loader"] / torch, medians[case.name, "ideal"] / torch)
-            )
-    if (GAP_CASE.name, "torch") in medians:
-        shorter = medians[GAP_CASE.name, "torch"] / medians[GAP_CASE.name, "swift_loader"]
-        rows.append(Bars(f"{GAP_CASE.title}:\ntimes shorter", shorter, None))
-    draw_chart(path, rows, subtitle)
+    for case in (*CASES, GAP_CASE):
+        medians = {result.system: result.median for result in results if result.case == case.name}
+        if torch := medians.pop("torch", None):
+            is_time = case is GAP_CASE
+            ratios = {system: torch / median if is_time else median / torch for system, median in medians.items()}
+            rows.append(Bars(f"{case.title}:\ntimes shorter" if is_time else case.title, ratios))
+    draw_chart(path, rows, subtitle, other="torch's DataLoader (fork), two workers each")
 
 
 if __name__ == "__main__":

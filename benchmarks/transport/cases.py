@@ -36,11 +36,11 @@ class Case:
 
 
 CASES = (
+    Case("jpeg", JpegPhotos, 16, 300, "JPEG photos decoded with Pillow, batch 16", time_factor=4.0),
     Case("uint8", Images, 64, 500, "images (3, 224, 224) uint8, batch 64", {"dtype": "uint8"}),
     Case("float32", Images, 64, 500, "images (3, 224, 224) float32, batch 64", {"dtype": "float32"}),
     Case("small", Rows, 256, 1000, "rows (16,) float32, batch 256"),
     Case("dict", DictRows, 16, 1000, "dicts of two int64[2048], batch 16"),
-    Case("jpeg", JpegPhotos, 16, 300, "JPEG photos decoded with Pillow, batch 16", time_factor=4.0),
 )
 
 GAP_CASE = Case("gap", Images, 64, 20, "gap between epochs of 20 batches (uint8 images)", {"dtype": "uint8"})

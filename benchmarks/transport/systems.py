@@ -43,17 +43,26 @@ def make_swift(case: Case, rng: str | None = "sample") -> LoaderHandle:
     return LoaderHandle(loader, loader.close)
 
 
-def make_torch(case: Case) -> LoaderHandle:
+def make_torch(case: Case, context: str = "spawn") -> LoaderHandle:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(
+    return _make(DataLoader, case, multiprocessing_context=context, prefetch_factor=4)
+
+
+def make_drop_in(case: Case) -> LoaderHandle:
+    from swift_loader import DataLoader
+
+    return _make(DataLoader, case)
+
+
+def _make(kind: type[Any], case: Case, **arguments: Any) -> LoaderHandle:
+    loader = kind(
         case.make_dataset(),
         case.batch_size,
         shuffle=True,
         num_workers=NUM_WORKERS,
-        multiprocessing_context="spawn",
         persistent_workers=True,
-        prefetch_factor=4,
+        **arguments,
     )
     return LoaderHandle(loader, lambda: None)
 
