@@ -77,7 +77,7 @@ class RankMismatch(SwiftLoaderError, RuntimeError):
 
 
 class RankStalled(SwiftLoaderError, RuntimeError, TimeoutError):
-    """A rank waited for those that it shares batches with for more than `timeout` seconds."""
+    """A rank waited more than `timeout` seconds for the ranks that it shares batches with."""
 
 
 class SharedMemoryFull(SwiftLoaderError, OSError):

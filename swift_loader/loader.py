@@ -234,8 +234,9 @@ class SwiftLoader:
     ) -> None:
         """Start the workers of one consumer. They begin to build batches at once.
 
-        Optional: the first iteration calls it without arguments. Blocks until the dataset is built and, with
-        `validate`, the first batch has arrived.
+        The first iteration calls it without arguments, so it is optional. It blocks until the dataset is built and,
+        with `validate`, the first batch has arrived. With more than four workers, it returns while the rest are being
+        started. Their errors come out of `next`.
 
         Args:
             consumer_index: The rank of this process, from 0 to `nb_consumer - 1`. Default: the rank in
@@ -273,8 +274,6 @@ class SwiftLoader:
             LoaderClosed: The loader was closed.
             WorkerDied: A process ended while it started.
             Exception: Whatever building the dataset or the first batch raised.
-
-        With more than four workers, it returns while the rest are being started. Their errors come out of `next`.
         """
         choice = RankChoice(
             check_optional_integer("consumer_index", consumer_index, 0),
@@ -302,7 +301,7 @@ class SwiftLoader:
         self._lifecycle.prepare()
 
     def resize(self, worker_per_consumer: int) -> None:
-        """Change the number of workers, while the loop runs or before `start()`. Any thread. Returns at once.
+        """Change the number of workers, while the loop runs or before `start()`. It returns at once, on any thread.
 
         The loop gets the same batches in the same order. New workers take part as soon as they are ready. Workers that
         are too many finish what they have, then end. `data_queue_size` and `max_buffer_size` follow, unless you gave
@@ -323,7 +322,7 @@ class SwiftLoader:
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
 
-        Idempotent and thread-safe. Batches that you keep stay valid.
+        Any thread may call it, more than once. Batches that you keep stay valid.
         """
         try:
             self._lifecycle.close()
@@ -360,10 +359,11 @@ class SwiftLoader:
         return EpochIterator(self._lifecycle)
 
     def __len__(self) -> int:
-        """Batches in the current epoch, or in the next one between epochs. Includes those already delivered.
+        """Return the number of batches of the current epoch, or of the next one between epochs.
 
-        All epochs have the same length, except one that was begun with another `batch_size` or `nb_consumer`. There,
-        what was delivered before counts in batches of the present size. Before `start()` this may build the dataset.
+        It includes those already delivered. All epochs have the same length, except one that was begun with another
+        `batch_size` or `nb_consumer`. There, what was delivered before counts in batches of the present size. Before
+        `start()`, this may build the dataset.
         """
         return self._lifecycle.num_batches()
 
@@ -385,13 +385,12 @@ class SwiftLoader:
         Call it with the same steps on all ranks, before the loop gets there. All other batches stay as they are, and
         `len()` gets smaller. The state has the skipped samples, so a resumed run skips them, too, also with another
         batch size or number of ranks. In the middle of a pass, the batches that were prefetched are built again.
+        Before `start()`, this may build the dataset.
 
         Args:
             steps: One step or several, counted from the epoch's first batch: what `enumerate(loader)` counts in an
                 epoch that begins at its start and skips nothing. Steps that are skipped already count too.
             epoch: The epoch. Default: the one that `len()` is about, so the current one, or the next between epochs.
-
-        Before `start()` this may build the dataset.
 
         Raises:
             LoaderClosed: The loader was closed.
@@ -408,7 +407,7 @@ class SwiftLoader:
 
         It is the same on every rank, and its size doesn't depend on the dataset. It counts the batches that the loop
         got, not those that are prefetched. Call it at any time: before `start()`, between two batches, after `break`,
-        at the end of an epoch, after `close()`. Starts nothing.
+        at the end of an epoch, after `close()`. It starts nothing.
 
         Raises:
             RuntimeError: With `in_order=False`, in the middle of an epoch: no position says what was delivered.
@@ -502,14 +501,14 @@ class SwiftLoader:
         """Return a [report](report.md) of what was measured so far: why the loop is slow, and what would help.
 
         `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
-        counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
+        counts and the times of each stage. It is empty with `benchmark=False`, and before `start()`.
         """
         return self._session.observer.report(self._session) if self._session is not None else Report()
 
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the loader started.
 
-        Takes about 0.1 ms, so it may be called at every step. The [keys](dashboards.md#metrics) are always the
+        A call takes about 0.1 ms, so you can call it at every step. The [keys](dashboards.md#metrics) are always the
         same. All are 0 before `start()`. Any thread may call it.
 
         Args:

@@ -54,7 +54,7 @@ class Rebuilt:
     """What the run's loop got, on the host."""
     epoch: int
     step: int | None
-    """Counted from the epoch's first batch. None: the batch doesn't begin where such a step begins."""
+    """Number of the batch in its epoch, from 0. None: the batch doesn't begin where such a step begins."""
     position: int
     """How many samples of the epoch's order come before the batch, on all ranks together."""
     rank: int
@@ -78,7 +78,7 @@ def rebuild(
     rank: int = 0,
     world_size: int | None = None,
 ) -> Rebuilt:
-    """Rebuild a batch of a past run, bit for bit. Starts no process. Random generators stay as they are.
+    """Rebuild a batch of a past run, bit for bit. This starts no process, and random generators stay as they are.
 
     Args:
         source: The run's dataset, its `SwiftLoader`, or a function or class that returns one of them. Of a loader, the

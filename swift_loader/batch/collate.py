@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 
 class BatchMemory:
-    """Allocates the arrays and tensors of a batch. This one does so on the heap: no batch is sent."""
+    """Allocates the arrays and tensors of a batch. A `collate_fn` gets it if it has a parameter `memory`.
+
+    In a worker, this is the memory in which the batch is sent. The class itself allocates on the heap.
+    """
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
         """Return an uninitialised C-contiguous array."""
@@ -216,11 +219,11 @@ class _MismatchError(Exception):
 
 
 def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> Any:
-    """Return the samples as one batch.
+    """Return the samples as one [batch](datasets.md#batches).
 
     Args:
-        samples: At least one sample; all have the same structure.
-        memory: Where to put arrays and tensors; None: on the heap.
+        samples: At least one sample. All have the same structure.
+        memory: Where to put arrays and tensors. None: on the heap.
 
     Returns:
         The structure of a sample, with leaves of shape `(len(samples), *leaf.shape)`.

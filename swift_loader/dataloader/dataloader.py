@@ -244,7 +244,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """Return an iterator over one epoch. With workers, they begin to build batches."""
+        """Return an iterator over one epoch. Its workers begin to build batches."""
         prepared, self._prepared = self._prepared, None
         iterator = self._begin() if prepared is None else prepared
         if self.persistent_workers:
@@ -254,7 +254,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         return iterator
 
     def __len__(self) -> int:
-        """Return the number of batches: of this rank, if the loader shares out the stream."""
+        """Return the number of batches of an epoch. If the loader shares out a stream, it is that of this rank."""
         whole = super().__len__()
         shard = options.shard_of(self)
         if shard is None or shard.world_size == 1:
@@ -277,7 +277,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         return self._iterator
 
     def resize(self, num_workers: int) -> None:
-        """Change the number of workers. Any thread. Returns at once.
+        """Change the number of workers. It returns at once, on any thread.
 
         The batches of a map-style dataset stay the same. It takes effect at once, or with the next epoch if batches
         [depend on their worker](dataloader.md#workers).
@@ -395,7 +395,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the first epoch.
 
-        Takes about 0.1 ms, so it may be called at every step. The [keys](dashboards.md#metrics) are always the
+        A call takes about 0.1 ms, so you can call it at every step. The [keys](dashboards.md#metrics) are always the
         same. Any thread may call it.
 
         Args:

@@ -28,7 +28,7 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
     """Return the batch with all tensors and numeric arrays as tensors on `device`. The rest stays the same.
 
     list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth. An object with a `.to()` method
-    moves itself. Doesn't wait for copies from page-locked memory to a CUDA or XPU device.
+    moves itself. This doesn't wait for copies from page-locked memory to a CUDA or XPU device.
 
     Args:
         batch: What to move.

@@ -171,7 +171,7 @@ class DevicePrefetcher:
         max_nb_batch_on_device: int = 1,
         seed: int | None = None,
     ) -> None:
-        """Create a prefetcher. Takes nothing from the source yet.
+        """Make a prefetcher. This takes nothing from the source yet.
 
         Args:
             iterable: The source of batches.
@@ -212,7 +212,7 @@ class DevicePrefetcher:
         return LazyPass(self)
 
     def __len__(self) -> int:
-        """Return the source's length. Raises TypeError if it has none."""
+        """Return the source's length. It raises TypeError if there is none."""
         return len(self._source)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:

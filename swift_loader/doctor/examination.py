@@ -103,7 +103,7 @@ class Finding:
     remedy: str
     """One sentence: what to change."""
     indices: tuple[int, ...] = ()
-    """The dataset indices that it is about, if it is about some."""
+    """The dataset indices to which it applies, if it applies to some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ class Diagnosis:
 
     target: str
     dataset: str = ""
-    """Qualified name of its type; empty if it couldn't be built."""
+    """Qualified name of the dataset's type. Empty: it couldn't be built."""
     num_samples: int | None = None
-    """Its length; None if it has none."""
+    """Length of the dataset. None: it has none."""
     build_s: float = 0.0
     timing: Timing | None = None
     """The time of samples; None if none could be fetched."""
@@ -194,7 +194,7 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     """Worst first."""
     healthy: list[str] = field(default_factory=list)
-    """What was looked at and is as it should be."""
+    """What was checked and is as it should be."""
     is_complete: bool = False
     """Whether the examination came to its end."""
 
@@ -335,11 +335,11 @@ def _line_in_dump(text: str) -> Line | None:
 
 
 def diagnose(settings: Settings, show: Callable[[str], None] | None = None) -> Diagnosis:
-    """Examine a dataset. Blocks for about `settings.seconds` and some seconds more.
+    """Examine a dataset. This takes `settings.seconds` and some seconds more.
 
     Args:
         settings: What to examine, and for how long.
-        show: Is called with what is being done, some times per second.
+        show: Function that is called a few times per second with what is being done.
 
     Raises:
         CommandError: The target, or the collate function, can't be found. `swift_loader.__main__` has the class.

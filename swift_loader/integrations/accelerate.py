@@ -29,7 +29,7 @@ _OURS = "_keeps_swift_loader"
 
 
 def keep_class(kind: type[TorchDataLoader[Any]]) -> None:
-    """Let Accelerate load with a `kind`, our DataLoader, where it prepares one, and leave other loaders alone."""
+    """Make Accelerate load with `kind` where it prepares a loader of that class. Other loaders stay as they are."""
     prepare = accelerate.accelerator.prepare_data_loader
     if hasattr(prepare, _OURS):
         return
@@ -52,11 +52,11 @@ def keep_class(kind: type[TorchDataLoader[Any]]) -> None:
 
 
 def load_with(kind: type[TorchDataLoader[Any]], prepared: Any, like: Any = None) -> Any:
-    """Let a loader that Accelerate has prepared load with a DataLoader of this kind, and return it.
+    """Make a loader that Accelerate has prepared load with a DataLoader of class `kind`, and return it.
 
     Args:
         kind: `swift_loader.DataLoader`.
-        prepared: What `Accelerator.prepare` returned. Must not have been iterated over.
+        prepared: What `Accelerator.prepare` returned. Nobody has iterated over it yet.
         like: The DataLoader that was given to `prepare`. Options that torch doesn't have are taken from it.
     """
     inner = getattr(prepared, "base_dataloader", None)

@@ -86,7 +86,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
 
 
 class SwiftLoading:
-    """Goes before a Trainer among the bases of a class, and makes it load with `swift_loader.DataLoader`."""
+    """Mixin for a Trainer of yours: `class MyTrainer(SwiftLoading, Trainer)` loads with `swift_loader.DataLoader`."""
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the train loader."""

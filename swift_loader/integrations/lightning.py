@@ -38,7 +38,7 @@ class LoaderStateCallback(Callback):
     """Saves a loader's position with each checkpoint, and restores it when `fit` resumes from one."""
 
     def __init__(self, loader: SwiftLoader | None = None, name: str = "train") -> None:
-        """Attach a loader. Starts nothing.
+        """Attach a loader. This starts nothing.
 
         Args:
             loader: The SwiftLoader that the Trainer iterates over on this rank. None: the Trainer's train loader, which
@@ -93,12 +93,12 @@ class LoaderMetrics(Callback):
         every_n_steps: int | None = None,
         prefix: str = "swift_loader/",
     ) -> None:
-        """Attach a loader. Starts nothing.
+        """Attach a loader. This starts nothing.
 
         Args:
             loader: The loader that the Trainer iterates over. None: the Trainer's train loader, which has to be a
                 SwiftLoader or a `swift_loader.DataLoader`.
-            every_n_steps: How often. Default: the Trainer's `log_every_n_steps`.
+            every_n_steps: How often the metrics are logged. Default: the Trainer's `log_every_n_steps`.
             prefix: What each key begins with.
         """
         if every_n_steps is not None and every_n_steps < 1:

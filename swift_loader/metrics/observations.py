@@ -70,7 +70,7 @@ class Part:
     p50_s: float
     p99_s: float
     share: float
-    """Of the time from the beginning of the batch to its delivery, over all batches; from 0 to 1."""
+    """Share of the time from the start of a batch to its delivery, over all batches, from 0 to 1."""
     who: str
     """Who is at the batch: `"worker"`, `"trainer"`, or `"nobody"`, because the batch waits."""
 
@@ -130,7 +130,7 @@ class Setup:
     max_in_flight: int
     """Batches that may be built or wait for the loop."""
     is_in_flight_chosen: bool
-    """Whether that number follows from the number of workers, because the user gave none."""
+    """Whether that number follows from the number of workers, because you gave none."""
     in_order: bool
     batch_size: int
     worker_type: str
@@ -163,11 +163,11 @@ class Observations:
     num_samples: int
     """Samples in them."""
     elapsed_s: float
-    """From the first `next` of a pass to its last, over all passes: time between two passes doesn't count."""
+    """Seconds from the first `next` of a pass to its last, over all passes. Time between passes doesn't count."""
     waited_s: float
-    """How long of that the loop waited in `next`."""
+    """Seconds of that in which the loop waited in `next`."""
     trainer_cpu_s: float
-    """CPU time of the trainer's process in `elapsed_s`, over all its threads."""
+    """CPU seconds of the trainer's process in `elapsed_s`, over all its threads."""
     num_restarts: int
     """Workers that were replaced."""
 

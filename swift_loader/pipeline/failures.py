@@ -185,7 +185,7 @@ class ItemFailure:
     """The number of the item among those that came to the stage, from 0, so after a `shuffle` in its order. A run that
     is resumed counts from 0 again. In completion order, the number among the results."""
     exception: BaseException
-    """Without its frames, which would keep what their variables hold."""
+    """What the function raised, without its frames: they would keep what their variables hold."""
     traceback: str = field(repr=False)
 
 

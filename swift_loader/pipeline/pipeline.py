@@ -62,7 +62,7 @@ class Pipeline(Generic[_Item_co]):
         seed: int | None = None,
         max_errors: float | None = None,
     ) -> None:
-        """Take items from a source. Pulls nothing yet.
+        """Take items from a source. This pulls no item yet.
 
         Args:
             source: An iterable, an async iterable, or anything with `__getitem__` and `__len__`. Each epoch iterates
@@ -223,7 +223,7 @@ class Pipeline(Generic[_Item_co]):
         return self._with(Batch(batch_size, drop_last))
 
     def unbatch(self: Pipeline[Iterable[_Other]]) -> Pipeline[_Other]:
-        """Give the elements of each item one by one."""
+        """Deliver the elements of each item one by one."""
         return self._with(Unbatch())
 
     def shuffle(self, buffer_size: int) -> Pipeline[_Item_co]:
@@ -340,7 +340,7 @@ class Pipeline(Generic[_Item_co]):
         return number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. Passes it on to each source that has `set_epoch`.
+        """Set the epoch of the next iteration, also of each source that has `set_epoch`.
 
         After `load_state_dict`, the saved epoch still continues at its place, even if nothing is left there. Any
         other epoch starts from its beginning.
@@ -465,7 +465,7 @@ class StageLoader(Pipeline[Any]):
         max_errors: float | None = None,
         seed: int | None = None,
     ) -> None:
-        """Check the arguments. Starts nothing.
+        """Check the arguments. This starts nothing.
 
         Args:
             src: An iterable or async iterable, often of paths or URLs. Each epoch iterates over it again, so make a

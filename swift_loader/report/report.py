@@ -116,8 +116,8 @@ class Advice:
     action: str
     """Such as `worker_per_consumer=6`."""
     gain: float
-    """How much faster the loop may get: 0.45 is 45 %. Less where workers compete for what the machine shares, such as
-    memory bandwidth or a disk, or where build times vary so much that batches wait for their turn."""
+    """How much faster the loop may get at most: 0.45 is 45 %. It gets less if workers compete for memory bandwidth or a
+    disk, or if build times vary so much that batches wait for their turn."""
 
     def __str__(self) -> str:
         return f"{self.action} would bring up to {100 * self.gain:+.0f} %"
@@ -167,9 +167,9 @@ class CpuUse:
 
     running: float
     waiting_for_core: float
-    """Ready to run, but all cores were taken. 0 where the system doesn't tell."""
+    """The worker was ready to run, but all cores were taken. 0 where the system doesn't tell."""
     waiting_for_io: float
-    """For files, the network, a lock, a sleep."""
+    """The worker waited for a file, the network, a lock or a sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,13 @@ class Breakdown:
     """Where the time of the last batches went."""
 
     parts: tuple[Part, ...]
-    """In the order of a batch's life."""
+    """The stages of a batch, in their order."""
     idle: Part
-    """Between two batches of a worker. The share is of the workers' time."""
+    """The time between two batches of a worker. Its share is that of the workers' time."""
     workers: tuple[WorkerUse, ...]
-    """By their number. Workers that built none of the batches are missing."""
+    """One entry per worker, in the order of their numbers. Workers that built none of these batches are missing."""
     cpu: CpuUse | None
-    """None: not measured."""
+    """What the workers do with their cores. None: it wasn't measured."""
 
     @classmethod
     def of(cls, observations: Observations) -> Breakdown:
@@ -241,10 +241,9 @@ def _cpu_use(batches: NDArray[np.void], service: Durations) -> CpuUse | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Mapping[str, Any]):
-    """What was measured of a loader, up to now. Immutable. Empty, and false, if nothing is measured.
+    """What was measured of a loader, up to now. It doesn't change. It is empty, and false, if nothing was measured.
 
-    As a mapping, it has the counts and the times of each stage: `report["batches_delivered"]`. What takes time to
-    compute is computed when it is asked for, once.
+    `print` it. As a mapping, it has the counts and the times of each stage: `report["batches_delivered"]`.
     """
 
     observations: Observations | None = None
@@ -265,12 +264,12 @@ class Report(Mapping[str, Any]):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether the loop waits for data. A ValueError if nothing is measured."""
+        """Whether the loop waits for data. If nothing was measured, this is a `ValueError`."""
         return Verdict.of(self._measured())
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where a batch's time goes. A ValueError if nothing is measured."""
+        """Where a batch's time goes. If nothing was measured, this is a `ValueError`."""
         return Breakdown.of(self._measured())
 
     @cached_property
@@ -288,7 +287,7 @@ class Report(Mapping[str, Any]):
         return self.observations
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Write pictures of the report to a file."""
+        """Write a [picture](dashboards.md#a-picture) of the report to a file."""
         if self.observations is None or not len(self.observations.batches):
             raise ValueError("there is no batch to draw: plot a loader that measures, once a loop got a batch of it")
         plots.draw(str(self.verdict), self.breakdown.parts, self.observations, path)

@@ -163,7 +163,7 @@ class LengthBucketBatchSampler(_GroupedSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here.
+        """Start with epoch 0. With several ranks and no seed, this blocks until all ranks are here.
 
         Args:
             lengths: `(n,)` length of each sample: a list, an array or a tensor of integers. It is copied.
@@ -171,12 +171,12 @@ class LengthBucketBatchSampler(_GroupedSampler):
             bucket_size: Samples that are sorted together, rounded up to whole batches. None: 100 batches. More means
                 less padding and less mixing.
             shuffle: Whether to shuffle. If not, buckets follow the order of the dataset.
-            seed: Seed of the order. None: that of torch's default generator, rank 0's if there are several ranks.
-            drop_last: Whether to leave out the last batch of an epoch, if it has less samples.
-            uneven: The last step, if there aren't batches for all ranks: "pad" repeats its batches, "drop" leaves them
-                out, "exact" gives none to some ranks.
+            seed: Seed of the order. None: that of torch's default generator; with several ranks, that of rank 0.
+            drop_last: Whether to leave out the last batch of an epoch if it is smaller.
+            uneven: What happens in the last step if there aren't batches for all ranks: `"pad"` repeats batches,
+                `"drop"` leaves them out, `"exact"` gives none to some ranks.
             num_replicas: Number of ranks. None: that of torch.distributed or of the launcher, else 1.
-            rank: This rank. Needs `num_replicas`.
+            rank: The number of this rank. Give `num_replicas`, too.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -237,7 +237,7 @@ class TokenBudgetBatchSampler(_GroupedSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here.
+        """Start with epoch 0. With several ranks and no seed, this blocks until all ranks are here.
 
         Args:
             lengths: `(n,)` length of each sample in tokens: a list, an array or a tensor of integers. It is copied.
@@ -245,15 +245,16 @@ class TokenBudgetBatchSampler(_GroupedSampler):
             max_samples: Maximum of samples in a batch. None: no maximum.
             padded: Whether all samples of a batch are padded to its longest one. Then a batch costs its longest sample
                 times its samples. Otherwise it costs the sum of its lengths, and buckets aren't sorted.
-            pad_to_multiple_of: Lengths count rounded up to a multiple of this. An empty sample counts as one token.
-            oversized: What becomes of a sample that is longer than `max_tokens`: "raise", "drop" or "alone".
+            pad_to_multiple_of: Lengths are rounded up to a multiple of this. An empty sample counts as one token.
+            oversized: What happens to a sample that is longer than `max_tokens`. `"raise"` is a `ValueError`, `"drop"`
+                leaves it out, `"alone"` makes it a batch of its own.
             bucket_size: Samples that are sorted together. More means less padding and less mixing.
             shuffle: Whether to shuffle. If not, buckets follow the order of the dataset.
-            seed: Seed of the order. None: that of torch's default generator, rank 0's if there are several ranks.
-            uneven: The last step, if there aren't batches for all ranks: "pad" repeats its batches, "drop" leaves them
-                out, "exact" gives none to some ranks.
+            seed: Seed of the order. None: that of torch's default generator; with several ranks, that of rank 0.
+            uneven: What happens in the last step if there aren't batches for all ranks: `"pad"` repeats batches,
+                `"drop"` leaves them out, `"exact"` gives none to some ranks.
             num_replicas: Number of ranks. None: that of torch.distributed or of the launcher, else 1.
-            rank: This rank. Needs `num_replicas`.
+            rank: The number of this rank. Give `num_replicas`, too.
 
         Raises:
             TypeError: An argument has the wrong type.

@@ -58,19 +58,18 @@ class _PlannedSampler(ResumableSampler[_Item]):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here.
+        """Start with epoch 0. With several ranks and no seed, this blocks until all ranks are here.
 
         Args:
             dataset: The dataset, or its length.
             batch_size: Samples in a batch of one rank.
             shuffle: Whether to shuffle.
-            seed: Seed of the order. None: that of torch's default generator, rank 0's if there are several ranks.
-            nearby_shuffle: Samples that are shuffled together. 0: all. None: as many as batches need to be mixed well,
-                while reads stay local.
+            seed: Seed of the order. None: that of torch's default generator; with several ranks, that of rank 0.
+            nearby_shuffle: How many samples are shuffled together, as for `SwiftLoader`. 0: all.
             drop_last: Whether to leave out the last step of an epoch, if it isn't full on all ranks.
-            uneven: What else happens in that step: "pad", "drop" or "exact", as for `SwiftLoader`.
+            uneven: What happens in that step otherwise: `"pad"`, `"drop"` or `"exact"`, as for `SwiftLoader`.
             num_replicas: Number of ranks. None: that of torch.distributed or of the launcher, else 1.
-            rank: This rank. Needs `num_replicas`.
+            rank: The number of this rank. Give `num_replicas`, too.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -147,7 +146,7 @@ class ShuffleBatchSampler(_PlannedSampler[list[int]]):
 class ShuffleSampler(_PlannedSampler[int]):
     """Yields the indices of one rank, one by one: the argument `sampler` of a DataLoader.
 
-    Give both the same `batch_size`. Then the batches are those of `ShuffleBatchSampler`.
+    Give the DataLoader the same `batch_size`. Then the batches are those of `ShuffleBatchSampler`.
     """
 
     def _rest(self, this: Pass) -> Iterator[int]:
@@ -197,17 +196,17 @@ def distributed(
     """Return this rank's part of any sampler or batch sampler: weighted, bucketed or your own.
 
     In each step, every rank gets one item: an index, or a batch of a batch sampler. All ranks get the same number.
-    With several ranks and no seed, it blocks until all ranks are here.
+    With several ranks and no seed, this blocks until all ranks are here.
 
     Args:
-        sampler: What yields the items of an epoch at each `iter`. Its random numbers must come from torch, `random` or
+        sampler: Yields the items of an epoch at each `iter`. Its random numbers must come from torch, `random` or
             `numpy.random`, or from torch generators in an attribute `generator`. They are seeded while it is drawn
             from, and restored afterwards.
         num_replicas: Number of ranks. None: that of torch.distributed or of the launcher, else 1.
-        rank: This rank. Needs `num_replicas`.
-        drop_last: What happens in the last step, if there aren't items for all ranks: True leaves them out, False
-            repeats them.
-        seed: Seed of the draws. None: that of torch's default generator, rank 0's if there are several ranks.
+        rank: The number of this rank. Give `num_replicas`, too.
+        drop_last: What happens in the last step if there aren't items for all ranks. True leaves them out, False
+            repeats some.
+        seed: Seed of the draws. None: that of torch's default generator; with several ranks, that of rank 0.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -119,7 +119,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         std: Standard deviation per channel, of pixels from 0 to 1.
         num_workers: Number of worker processes of this rank; 0: the calling thread builds the batches.
         distributed: Split the dataset over the ranks of torch.distributed or of the launcher. All ranks get the same
-            number of samples; to that end, some samples may come twice at the end of an epoch.
+            number of samples, so some may come twice at the end of an epoch.
         crop_pct: In evaluation: fraction of the resized image that is kept.
         crop_mode: `"center"`, `"border"` or `"squash"`.
         crop_border_pixels: Number of pixels to cut off at each side of an image first.
@@ -145,8 +145,8 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         num_batches: Batches per epoch. In training, a map-style dataset begins again if it has fewer samples. In
             evaluation and for iterable datasets, there may be fewer batches.
         channels_last: With the prefetcher: whether images have torch's channels_last memory format.
-        seed: Seed of all randomness. The default is the seed passed to `torch.manual_seed`, if the program called it.
-        nearby_shuffle: See `SwiftLoader`, also for all that follow. 0 shuffles over the whole dataset, as timm does.
+        seed: Seed of all randomness. Default: that of torch's generator.
+        nearby_shuffle: As for `SwiftLoader`, like all options that follow. 0 shuffles the whole dataset, as timm does.
         in_order: Deliver batches in order.
         on_error: What to do with a sample that raises.
         max_errors: How many samples of an epoch may raise.

@@ -47,7 +47,7 @@ class Stateful(Protocol):
     """A dataset, sampler or iterator that says where it is and continues there. It needn't derive from this class."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is. Pickled with the loader's state, so plain values are best."""
+        """Return the position. It is pickled with the loader's state, so plain values are best."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
