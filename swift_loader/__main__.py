@@ -24,6 +24,7 @@ import swift_loader
 _SUBCOMMANDS = {
     "doctor": ("swift_loader.doctor.examination", "examine a dataset: what is slow, and what could go wrong"),
     "replay": ("swift_loader.replay", "rebuild a batch of a past run and write it to a file"),
+    "state": ("swift_loader.state", "say what the saved states of loaders in a file are"),
 }
 """Each subcommand's module, and one line for the list of subcommands, which is shown without an import."""
 

@@ -312,19 +312,17 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
         OSError: The file can't be read.
         ValueError: It isn't such a file, or has no state there, or several.
     """
-    content = _loaded(Path(path), unpickle=unpickle)
-    has = f"it is a {type(content).__name__}"
-    if isinstance(content, Mapping):
-        has = f"it has the keys {', '.join(repr(str(name)) for name in content)}"
+    content = read_file(Path(path), unpickle=unpickle)
+    has = keys_of(content)
     if key is not None:
-        found = [node for place, node in _nodes(content, "") if place == key]
+        found = [node for place, node in nodes(content, "") if place == key]
         if not found:
             raise ValueError(f"{path} has no {key!r}; {has}")
         if not isinstance(found[-1], Mapping):
             raise ValueError(f"{key!r} in {path} is a {type(found[-1]).__name__}; a state is a dict")
         return found[-1]
     states = {
-        place: node for place, node in _nodes(content, "") if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS
+        place: node for place, node in nodes(content, "") if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS
     }
     if not states:
         raise ValueError(f"{path} has no state of a SwiftLoader; {has}. A state is what loader.state_dict() returned")
@@ -334,17 +332,28 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
     return next(iter(states.values()))
 
 
-def _nodes(node: Any, place: str) -> Iterator[tuple[str, Any]]:
+def keys_of(content: Any) -> str:
+    """Return what a file holds, for an error."""
+    if isinstance(content, Mapping):
+        return f"it has the keys {', '.join(repr(str(name)) for name in content)}"
+    return f"it is a {type(content).__name__}"
+
+
+def nodes(node: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield what a checkpoint holds, with its place: `loaders.0`. A key may have dots itself."""
     yield place, node
     is_list = isinstance(node, (list, tuple))
     for key, value in enumerate(node) if is_list else node.items() if isinstance(node, Mapping) else ():
-        yield from _nodes(value, f"{place}.{key}" if place else str(key))
+        yield from nodes(value, f"{place}.{key}" if place else str(key))
 
 
-def _loaded(path: Path, *, unpickle: bool) -> Any:
+def read_file(path: Path, *, unpickle: bool) -> Any:
+    """Return what a checkpoint holds. Raises as `read_state` does."""
     if path.suffix == ".json":
-        return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} isn't JSON: {error}") from error
     is_zip = zipfile.is_zipfile(path)  # then the weights can be mapped, and aren't read
     try:
         return torch.load(path, map_location="cpu", weights_only=not unpickle, mmap=is_zip)

@@ -1,14 +1,20 @@
-"""A target `package.module:name`: what it names, and what is said if it can't be had."""
+"""A target `package.module:name`: what it names, and what is said if it can't be had. The command `state`."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from swift_loader import DataLoader, ShuffleBatchSampler, SwiftLoader
 from swift_loader.__main__ import CommandError, find_target, made_by, main
+from swift_loader.pipeline import Pipeline
 
 SOURCE = """
 class Data:
@@ -71,3 +77,61 @@ def test_without_a_subcommand_the_help_or_what_is_wrong_is_shown(words: list[str
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == code
+
+
+def saved_states() -> dict[str, Any]:
+    """Return a checkpoint that holds a state of each class, at different depths."""
+    planned: Any = SwiftLoader(dataset=list(range(100)), batch_size=10, worker_per_consumer=0, seed=5)
+    planned.skip([2, 3])
+    next(iter(planned))
+    torchs: Any = DataLoader(list(range(32)), batch_sampler=ShuffleBatchSampler(32, 4))  # type: ignore[arg-type]
+    batches = iter(torchs)
+    next(batches)
+    pipeline = Pipeline(range(40), seed=6).shuffle(3)
+    items = iter(pipeline)
+    next(items)
+    states = {"loaders": [planned.state_dict(), torchs.state_dict()], "loop": {"data": pipeline.state_dict()}}
+    return {"model": torch.nn.Linear(2, 2).state_dict(), "epoch": 1, **states}
+
+
+def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states = saved_states()
+    torch.save(states, tmp_path / "checkpoint.pt")
+    assert main(["state", str(tmp_path / "checkpoint.pt")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == [
+        "loaders.0: the state of a SwiftLoader",
+        "loaders.1: the state of a DataLoader",
+        "loop.data: the state of a Pipeline",
+    ]
+    for line in (
+        "  position  after 10 of 100 samples; a step takes batch_size * nb_consumer",
+        "  skipped   samples 20 to 39 of epoch 0",
+        "  position  after 1 batch",
+        "  order     by the sampler's own state",
+        "  order     shuffle, buffer of 3",
+    ):
+        assert line in lines
+    (tmp_path / "state.json").write_text(json.dumps(states["loaders"][0]))
+    assert main(["state", str(tmp_path / "state.json")]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == lines[1:6]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.json", None, "No such file or directory"),
+        ("broken.json", "{", "broken.json isn't JSON"),
+        ("broken.pt", "{", "broken.pt isn't a file of torch.save"),
+        ("other.json", '{"epoch": 3}', "has no state of a loader or pipeline, .*; it has the keys 'epoch'"),
+        ("foreign.json", '{"data": {"_snapshot": {}, "_iterator_finished": false}}', "data: the state .*version"),
+    ],
+)
+def test_a_file_without_a_state_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert main(["state", str(tmp_path / name)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, re.search(message, printed.err) is not None) == ("", True), printed.err

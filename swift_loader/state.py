@@ -1,0 +1,91 @@
+"""Says in words what the saved states of loaders in a checkpoint are: the command `swift-loader state FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from swift_loader.__main__ import CommandError
+from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.errors import SwiftLoaderError
+from swift_loader.options import counted
+from swift_loader.pipeline.epochs import PipelineState
+from swift_loader.replay import keys_of, nodes, read_file
+from swift_loader.sampling.run import Checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `swift-loader state`."""
+    parser.add_argument("file", type=Path, help="a torch checkpoint or a .json file that has states at any depth")
+    parser.add_argument("--unpickle", action="store_true", help="load a checkpoint that you trust and that has objects")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Describe each state in the file."""
+    found, place = list[str](), ""
+    try:
+        content = read_file(arguments.file, unpickle=arguments.unpickle)
+        for place, node in nodes(content, ""):
+            of = [kind for kind, (keys, _) in _KINDS.items() if isinstance(node, Mapping) and node.keys() >= keys]
+            if of and not any(f"{place}.".startswith(outer) for outer in found):  # a sampler's is inside
+                found.append(place and f"{place}.")
+                lines = [f"  {name:<10}{text or 'nothing'}" for name, text in _KINDS[of[0]][1](node).items()]
+                lines = [f"{place or arguments.file}: the state of a {of[0]}", *lines]
+                sys.stdout.writelines(f"{line}\n" for line in lines)
+    except (OSError, TypeError, ValueError, SwiftLoaderError) as error:
+        raise CommandError(f"{place and f'{place}: '}{' '.join(str(error).split())}") from error
+    if not found:
+        text = f"{arguments.file} has no state of a loader or pipeline, as state_dict() returns it"
+        raise CommandError(f"{text}; {keys_of(content)}")
+    return 0
+
+
+def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
+    saved = Checkpoint.from_dict(state)
+    total, window = "the" if saved.num_samples is None else f"{saved.num_samples:,}", saved.order.window
+    skipped = [f"samples {begin} to {end - 1} of epoch {epoch}" for epoch, begin, end in state.get("skipped", ())]
+    return {
+        "epoch": f"{saved.position.epoch}",
+        "position": f"after {saved.position.num_samples:,} of {total} samples; a step takes batch_size * nb_consumer",
+        "seed": f"{saved.order.seed}",
+        "order": f"shuffled, in windows of {window or 'all'} samples" if saved.order.shuffle else "the dataset's",
+        "skipped": ", ".join(skipped),
+    }
+
+
+def _of_dataloader(state: Mapping[str, Any]) -> dict[str, str]:
+    saved, batching = LoaderPosition.from_dict(state), state.get("batching", {})
+    draws, size = saved.draws, batching.get("batch_size")
+    num_states = sum(one.has_state for one in saved.workers)
+    return {
+        "epoch": f"{draws.epoch}{', which is over' if draws.is_over else ''}",
+        "position": f"after {counted(saved.num_yielded, 'batch')}{'' if size is None else f' of {size}'}",
+        "seed": f"{draws.base_seed}, of the workers in this epoch",
+        "order": "by the sampler's own state" if draws.sampler_state else "drawn again from the epoch's beginning",
+        "skipped": ", ".join(f"batch {step}, which came early" for step in saved.ahead),
+        "workers": f"{saved.num_workers}, {num_states} with a state of the dataset",
+    }
+
+
+def _of_pipeline(state: Mapping[str, Any]) -> dict[str, str]:
+    saved = PipelineState.from_dict(state)
+    num_states = sum(one is not None for one in saved.sources)
+    return {
+        "epoch": f"{saved.epoch}",
+        "position": "" if saved.place is None else f"after {state['place']}: items, from the source on",
+        "seed": f"{saved.seed}",
+        "order": ", ".join(saved.parameters) or "the source's",
+        "skipped": counted(sum(saved.failures), "item"),
+        "sources": f"{len(saved.sources)}, {num_states} with a state of their own",
+    }
+
+
+_KINDS: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], dict[str, str]]]] = {
+    "SwiftLoader": ({"version", "seed", "epoch", "position", "shuffle"}, _of_swift_loader),
+    "DataLoader": ({"_snapshot", "_iterator_finished"}, _of_dataloader),
+    "Pipeline": ({"version", "epoch", "place", "parameters"}, _of_pipeline),
+}
+"""What only a state of the class has, and what describes it. Our samplers that shuffle have a SwiftLoader's."""
