@@ -424,8 +424,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, as plain types, for a [resume](dataloader.md#resume). Call it at any time.
 
-        It counts the batches that the loop got. Before the first epoch, it begins that epoch, because its seed is part
-        of the state.
+        It counts the batches that the loop got. `state["epoch"]` is the epoch in which a resume begins; each iteration
+        over the loader is an epoch, from 0. Before the first epoch, it begins that epoch, because its seed is part of
+        the state.
         """
         if self._loaded is not None:
             position = self._loaded
@@ -434,7 +435,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._prepared = self._begin()
             assert self._latest is not None, "an epoch has begun"
             position = self._latest.position()
-        return {**position.to_dict(), "batching": batching_of(self)}
+        return {**position.to_dict(), "epoch": position.draws.next_epoch, "batching": batching_of(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.

@@ -6,6 +6,7 @@ underscore in front.
     version                     of these fields
     _steps_since_snapshot       always 0: the position is exact
     _iterator_finished          whether the loop has met the end of the epoch
+    epoch                       in which a resume begins; only for the user
     batching                    what the count of batches depends on
     _snapshot
         _snapshot_step              batches that the loop got in this epoch
@@ -137,6 +138,11 @@ class DrawsState:
     """Whether the epoch is over, so that the next one begins."""
 
     @property
+    def next_epoch(self) -> int:
+        """The epoch in which a resume begins."""
+        return self.epoch + self.is_over
+
+    @property
     def sampler_state(self) -> SamplerState | None:
         """The states of the sampler and its iterator. None if neither has one."""
         has_state = self.of_sampler is not None or self.of_iterator is not None
@@ -263,6 +269,10 @@ class LoaderPosition:
             (
                 position.num_yielded <= draws.num_drawn + len(position.ahead),
                 f"of {position.num_yielded} batches, but _sampler_iter_yielded={draws.num_drawn}",
+            ),
+            (
+                state.get("epoch", draws.next_epoch) == draws.next_epoch,
+                f"of epoch {draws.epoch}, but another one is in epoch",
             ),
             (all(one.num_since <= one.num_batches for one in snapshots), "of steps_since_snapshot above num_batches"),
         ):
