@@ -388,9 +388,13 @@ class Pipeline(Generic[_Item_co]):
     def report(self) -> dict[str, Any]:
         """Return what each stage of the latest iteration has done, and the items that were left out.
 
-        "stages" has for each stage items, rates and shares of its time from 0 to 1. For one with workers: "busy",
-        seconds of a call ("call_s_p50", "call_s_p99"), and how full the queues before and after the workers were on
+        "stages" has for each stage "items_in", "items_out", "items_per_s", and the shares of its time (0 to 1) that
+        are "waiting_for_input" and "waiting_for_output". For one with workers: "busy" (a share), the seconds of its
+        last 1,000 calls ("call_s_p50", "call_s_p99"), and how full the queues before and after the workers were on
         average ("queue_in_front", "queue_behind"). [Which stage is slow?](stages.md#which-stage-is-slow)
+
+        "num_failures" counts the items that were left out. "failures" lists the
+        [first ones](stages.md#what-happens-when-something-fails) as `ItemFailure`.
         """
         return self._epochs.tally.report()
 

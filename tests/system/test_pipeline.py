@@ -543,13 +543,32 @@ def test_a_generator_that_takes_too_long_ends_the_wait(is_async: bool, released:
         list(Pipeline(range(3)).map(function, timeout=0.2))
 
 
-def test_sessions_and_threads_of_the_event_loop_serve_the_next_epoch() -> None:
+def test_sessions_and_threads_of_the_event_loop_serve_the_next_epoch_until_the_pipeline_is_closed() -> None:
+    states: list[str] = []
+
+    async def open_session() -> AsyncIterator[None]:
+        states.append("open")
+        try:
+            while True:
+                yield
+        finally:
+            states.append("closed")
+
+    sessions: dict[asyncio.AbstractEventLoop, AsyncIterator[None]] = {}
+
     async def read(number: int) -> int:
+        await anext(sessions.setdefault(asyncio.get_running_loop(), open_session()))
         return await asyncio.to_thread(functions.plus_one, number)
 
     pipeline = Pipeline(range(5)).map(read, concurrency=2)
     for _ in range(2):
         assert list(pipeline) == [1, 2, 3, 4, 5]
+    next(iter(pipeline))
+    assert states == ["open"]
+    pipeline.close()
+    assert states == ["open", "closed"]
+    assert list(pipeline) == [1, 2, 3, 4, 5]  # closed once, it keeps no loop any more
+    assert states == ["open", "closed"] * 2
 
 
 def test_it_works_inside_a_running_event_loop() -> None:
