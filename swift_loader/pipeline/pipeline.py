@@ -118,7 +118,7 @@ class Pipeline(Generic[_Item_co]):
     @overload
     def map(
         self,
-        function: Callable[[_Item_co], _Other],
+        function: Callable[[_Item_co], _Other] | Mapping[Any, _Other],
         *,
         concurrency: int = 1,
         on: Literal["thread", "process", "loop"] | None = None,
@@ -132,7 +132,7 @@ class Pipeline(Generic[_Item_co]):
     ) -> Pipeline[_Other]: ...
     def map(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[[Any], Any] | Mapping[Any, Any],
         *,
         concurrency: int = 1,
         on: Literal["thread", "process", "loop"] | None = None,
@@ -148,7 +148,7 @@ class Pipeline(Generic[_Item_co]):
 
         Args:
             function: Called with each item, and returns the result. A generator may yield any number of results. A
-                coroutine function or an async generator runs on an event loop.
+                coroutine function or an async generator runs on an event loop. A dict has the results by item.
             concurrency: For how many items it is called at the same time.
             on: [Where it runs](stages.md#in-which-place-should-a-function-run): `"thread"`, `"process"`, or `"loop"`,
                 an event loop. Processes need a function and items that can be serialised, and a generator's results
@@ -456,7 +456,7 @@ class StageLoader(Pipeline[Any]):
         self,
         src: Any,
         *,
-        preprocessor: Callable[[Any], Any] | None = None,
+        preprocessor: Callable[[Any], Any] | Mapping[Any, Any] | None = None,
         batch_size: int | None = None,
         drop_last: bool = False,
         aggregator: Callable[[list[Any]], Any] | None = None,

@@ -115,6 +115,7 @@ def pipeline_is_used(pool: ThreadPoolExecutor) -> None:
     assert_type(Pipeline(lines_later(b"")), Pipeline[str])
     assert_type(urls.map(read, concurrency=4, on="process"), Pipeline[bytes])
     assert_type(urls.map(read, executor=pool, output_order="completion"), Pipeline[bytes])
+    assert_type(urls.map({"a": 1}), Pipeline[int])
     assert_type(urls.map(lambda url: len(url) + 1), Pipeline[int])
     contents = urls.shuffle(8).map(fetch, concurrency=16, on_error="skip", max_errors=3, timeout=5.0)
     assert_type(contents, Pipeline[bytes])
