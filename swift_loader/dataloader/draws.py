@@ -63,9 +63,11 @@ class Draws:
         """Begin an epoch, or continue one.
 
         Draws the base seed where torch draws it, so the generators are used in the same order. `epoch`: of this loader,
-        from 0. `base_seed`: that of an earlier epoch, if workers keep it; None: draw it.
+        from 0. `base_seed`: that of an earlier epoch, if workers keep it; None: draw it. With a seed, each epoch
+        draws it, so `persistent_workers` changes none.
         """
         self._seed: int | None = getattr(loader, "_order_seed", None)
+        base_seed = base_seed if self._seed is None else None
         self._state_at_first: torch.Tensor | None = None
         """With a seed, that of the generator at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch

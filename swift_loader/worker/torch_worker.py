@@ -52,7 +52,7 @@ class TorchMode:
     snapshot_every: int = 0
     """A snapshot comes with the first batch of a worker, and with every n-th one after it; 0: with none."""
     persists: bool = False
-    """Whether the worker's generators go on from epoch to epoch. False: they are seeded for each."""
+    """Whether the worker serves all epochs."""
     collate_functions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     """What the user registered in torch's `default_collate_fn_map`."""
     shard: StreamShard | None = None
@@ -177,14 +177,14 @@ class TorchWorker:
         self._rng = rng
         self._dataset = dataset
         self._info: Any = None
-        self._unused_seed: int | None = None
-        """What the generators were seeded with at the start, until the first generation begins."""
+        self._base_seed: int | None = None
+        """What the generators were seeded with."""
 
     def begin(self, base_seed: int) -> None:
         """Seed the generators, let torch's functions do as in its workers, and call `worker_init_fn`."""
         self.reseed(base_seed)
         self._announce(base_seed)
-        self._unused_seed = base_seed
+        self._base_seed = base_seed
         be_child(f"DataLoader worker {self.worker_id}")
         use_in_default_collate(self._mode.collate_functions)
         if self._mode.worker_init_fn is not None:
@@ -194,12 +194,10 @@ class TorchWorker:
         """Begin a generation with this seed. Generators that `worker_init_fn` may have seeded aren't seeded again,
         unless they were to be seeded by the loader.
         """
-        is_seeded, self._unused_seed = self._unused_seed == base_seed, None
-        if is_seeded:
+        if base_seed == self._base_seed:  # of persistent workers it is that of all epochs, and epochs must differ
             return
+        self._base_seed = base_seed
         self._announce(base_seed)
-        if self._mode.persists:  # the seed is that of all epochs, and epochs must differ
-            return
         if self._rng is not Rng.NONE or self._mode.worker_init_fn is None:
             self.reseed(base_seed)
 

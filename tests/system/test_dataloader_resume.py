@@ -23,6 +23,7 @@ from tests.support.resumable import (
     SHARED,
     SHARED_DRAWING,
     STREAMS,
+    Drawing,
     Numbers,
     Remembering,
     Shards,
@@ -381,3 +382,22 @@ def test_with_a_seed_a_resumed_run_is_exact_whatever_the_loop_draws(num_workers:
         loader.load_state_dict(states[cut])
         rest = [batch.tolist() for _ in range(3 - cut // 6) for batch in loader]
         assert rest[: 17 - cut] == seen[cut + 1 :]
+
+
+@pytest.mark.parametrize("rng", ["sample", "worker"])
+def test_with_a_seed_an_epoch_is_the_same_whether_workers_persist(rng: Any) -> None:
+    def make(*, persists: bool) -> Any:
+        dataset: Any = Drawing()
+        return DataLoader(dataset, 16, shuffle=True, num_workers=2, rng=rng, seed=7, persistent_workers=persists)
+
+    loader = make(persists=True)
+    seen = [[plain(batch) for batch in loader] for _ in range(3)]
+    assert seen == [[plain(batch) for batch in loader] for loader in [make(persists=False)] for _ in range(3)]
+    loader = make(persists=True)
+    next(iter(loader))
+    resumed = make(persists=False)
+    resumed.load_state_dict(loader.state_dict())
+    assert [[one[0] for one in map(plain, resumed)], [plain(batch) for batch in resumed]] == [
+        [one[0] for one in seen[0][1:]],
+        seen[1],
+    ]
