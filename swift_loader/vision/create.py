@@ -144,14 +144,16 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         batch_schedule_random_mix: Fraction of progressive choices that are made at random.
         num_batches: Batches per epoch. In training, a map-style dataset begins again if it has fewer samples. In
             evaluation and for iterable datasets, there may be fewer batches.
-        channels_last: With the prefetcher: whether images have torch's channels_last memory format.
+        channels_last: With the prefetcher: True delivers images in torch's channels_last memory format.
         seed: Seed of all randomness. Default: that of torch's generator.
-        nearby_shuffle: As for `SwiftLoader`, like all options that follow. 0 shuffles the whole dataset, as timm does.
-        in_order: Deliver batches in order.
-        on_error: What to do with a sample that raises.
-        max_errors: How many samples of an epoch may raise.
-        timeout: Maximum time that a worker may take for a batch, in seconds.
-        worker_restarts: How many times in a row a worker is replaced.
+        nearby_shuffle: How many samples are [shuffled together](randomness.md#order). 0: the whole dataset, as with
+            timm.
+        in_order: True delivers batches in a fixed order. False delivers them as soon as they are ready.
+        on_error: What happens to a sample that [raises](failures.md#a-sample-fails), as for `SwiftLoader`.
+        max_errors: How many samples may fail in an epoch, as for `SwiftLoader`. None: no limit.
+        timeout: Seconds that a worker may spend on a batch before it is [killed and
+            replaced](failures.md#a-worker-hangs). None or 0: no limit.
+        worker_restarts: How many times in a row a [dead worker](failures.md#a-worker-dies) is replaced.
         unknown: Refused.
 
     Returns:
