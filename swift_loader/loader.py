@@ -303,9 +303,10 @@ class SwiftLoader:
     def resize(self, worker_per_consumer: int) -> None:
         """Change the number of workers, while the loop runs or before `start()`. It returns at once, on any thread.
 
-        The loop gets the same batches in the same order. New workers take part as soon as they are ready. Workers that
-        are too many finish what they have, then end. `data_queue_size` and `max_buffer_size` follow, unless you gave
-        them. `worker_per_consumer="auto"` ends. See [another number](options.md#another-number-of-workers).
+        The loop gets the same batches in the same order. New workers take part as soon as they are ready. If there are
+        too many workers, some finish their batches and end. `data_queue_size` and `max_buffer_size` follow, unless you
+        gave them. With `worker_per_consumer="auto"`, the loader changes the number no more. See [another
+        number](options.md#another-number-of-workers).
 
         Args:
             worker_per_consumer: Workers per consumer from now on, 1 to 4096. Each rank has its own number.

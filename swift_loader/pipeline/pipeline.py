@@ -66,9 +66,9 @@ class Pipeline(Generic[_Item_co]):
 
         Args:
             source: An iterable, an async iterable, or anything with `__getitem__` and `__len__`. Each epoch iterates
-                over it again, so make a list of a generator or of `Path.glob()`. A resume continues at once in a source
-                that has an index, or `state_dict` and `load_state_dict`. It iterates over any other source again, up to
-                the saved place.
+                over it again, so make a list of a generator or of `Path.glob()`. A source that has an index, or
+                `state_dict` and `load_state_dict`, resumes at once. Any other source is read again, up to the saved
+                place.
             continuous: True starts to work on the next epoch while the loop is still at the end of this one.
             seed: Integer of at least 0: base of all random draws, also by `sample_rng()`. Default: torch's seed, or one
                 from the clock.
@@ -149,7 +149,7 @@ class Pipeline(Generic[_Item_co]):
         Args:
             function: Called with each item, and returns the result. A generator may yield any number of results. A
                 coroutine function or an async generator runs on an event loop. A dict has the results by item.
-            concurrency: For how many items it is called at the same time.
+            concurrency: How many calls run at the same time.
             on: [Where it runs](stages.md#in-which-place-should-a-function-run): `"thread"`, `"process"`, or `"loop"`,
                 an event loop. Processes need a function and items that can be serialised, and a generator's results
                 come from them all at once. Default: an event loop for async functions, else threads.
