@@ -217,7 +217,7 @@ class Plain:
         if None not in (saved, present) and saved != present:
             raise StateMismatch(
                 f"the state is of a source with {saved} items, but this {type(self.source).__name__} has {present}, so "
-                f"items would come twice or never. Give the same source, or start a new run without load_state_dict()"
+                f"the run can't continue exactly. Give the same source, or start a new run without load_state_dict()"
             )
 
     def source_numbers(self, entry: Any) -> list[int | None]:
