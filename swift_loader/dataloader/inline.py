@@ -136,7 +136,7 @@ class InlineEpoch(Epoch):
             self.end()
             raise StopIteration
         self._unused = None
-        began_ns = time.perf_counter_ns()
+        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
             batch = self._fetch(drawn.keys)
         except StopIteration:
@@ -149,7 +149,8 @@ class InlineEpoch(Epoch):
                 self._sampler_state = drawn.sampler_state
             raise
         step = self._num_fetched if self._is_stream else drawn.step
-        self._metrics.note_built_here(self.number, step, len(drawn.keys) if self._batches else 1, asked_ns, began_ns)
+        num_samples = len(drawn.keys) if self._batches else 1
+        self._metrics.note_built_here(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from operator import sub
 from typing import Any
 
-from swift_loader.metrics.machine import available_cores, available_memory, ranks_here
+from swift_loader.metrics.machine import available_cores, available_memory, main_thread_ns, ranks_here
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.report import Report, Teller
@@ -26,14 +27,15 @@ class Observer:
         """Chooses the number of workers. None: the user does. Any thread may end the tuning."""
         self._option = option
         self._teller = Teller(option)
+        self._main_thread_ns = main_thread_ns()
 
     def observations(self, loader: Any) -> Observations:
         """Return what was measured up to now."""
-        return self.metrics.observations(_setup(loader))
+        return self.metrics.observations(self._setup(loader))
 
     def recent(self, loader: Any, num_batches: int) -> Observations:
         """Return the same of the last batches only. Takes some 50 µs."""
-        return self.metrics.recent(_setup(loader), num_batches)
+        return self.metrics.recent(self._setup(loader), num_batches)
 
     def report(self, loader: Any) -> Report:
         """Return what was measured up to now, and what it means. Empty if nothing is measured."""
@@ -57,20 +59,22 @@ class Observer:
             return None
         return autotuner.decide(observations, now_ns, available_memory())
 
-
-def _setup(loader: Any) -> Setup:
-    """Return what the loader and its machine have now."""
-    delivery, batch_size, has_device = loader._observed()  # noqa: SLF001
-    num_workers = int(delivery.num_workers)
-    return Setup(
-        num_workers=num_workers,
-        max_in_flight=delivery.limits.max_in_flight if num_workers else 1,
-        is_in_flight_chosen=delivery.max_in_flight is None,
-        in_order=delivery.in_order,
-        batch_size=batch_size,
-        worker_type=delivery.worker_type.value,
-        num_cores=available_cores(),
-        world_size_here=ranks_here(),
-        has_device=has_device,
-        num_remote=0 if delivery.executor is None else max(0, num_workers - delivery.num_local),
-    )
+    def _setup(self, loader: Any) -> Setup:
+        """Return what the loader and its machine have now."""
+        delivery, batch_size, has_device = loader._observed()  # noqa: SLF001
+        num_workers = int(delivery.num_workers)
+        now_ns = self._main_thread_ns if delivery.uses_processes else main_thread_ns()
+        ran_ns, waited_ns = map(sub, now_ns, self._main_thread_ns)
+        return Setup(
+            num_workers=num_workers,
+            max_in_flight=delivery.limits.max_in_flight if num_workers else 1,
+            is_in_flight_chosen=delivery.max_in_flight is None,
+            in_order=delivery.in_order,
+            batch_size=batch_size,
+            worker_type=delivery.worker_type.value,
+            num_cores=available_cores(),
+            world_size_here=ranks_here(),
+            has_device=has_device,
+            num_remote=0 if delivery.executor is None else max(0, num_workers - delivery.num_local),
+            run_delay_ratio=max(0.0, waited_ns / max(1, ran_ns)),
+        )

@@ -53,6 +53,15 @@ def available_memory() -> int:
     return 0 if math.isinf(least) else int(least)
 
 
+def main_thread_ns() -> tuple[int, int]:
+    """Return how long this process's main thread has run, and how long it was ready to run but had no core.
+
+    Both are 0 on a system that doesn't tell.
+    """
+    ran, waited, *_ = (*_read("/proc/self/schedstat").split(), "0", "0")
+    return int(ran), int(waited)
+
+
 def ranks_here() -> int:
     """Return how many ranks of this run are on this machine, as the launcher says; 1 if it doesn't."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):

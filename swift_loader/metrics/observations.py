@@ -142,6 +142,8 @@ class Setup:
     has_device: bool
     num_remote: int = 0
     """How many of the workers are Ray actors, whose cores aren't this machine's."""
+    run_delay_ratio: float = 0.0
+    """How long the trainer's main thread waits for a core, per second that it runs. 0: unknown, or not needed."""
 
     @property
     def cores_per_rank(self) -> float:

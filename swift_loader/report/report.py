@@ -6,6 +6,7 @@ sent ─► began ─fetch─► ─collate─► ─encode─► built ─► r
 from __future__ import annotations
 
 import json
+import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from swift_loader.metrics.observations import (
     Durations,
     Observations,
     Part,
+    Setup,
     stage_times,
     steps_ns,
 )
@@ -48,6 +50,9 @@ MODEL_BOUND = 0.03
 
 _MIN_GAIN = 0.05
 """A smaller gain isn't worth a change."""
+
+_BUSY = 0.5
+"""If building waits for a core for more than this share of its time, more workers would wait, too."""
 
 _MAX_WORKERS = 8
 _MAX_SLOWEST = 4
@@ -99,14 +104,10 @@ class Verdict:
         return cls(Bound.MODEL if share <= MODEL_BOUND else Bound.BALANCED, share)
 
     def __str__(self) -> str:
-        share = f"{100 * self.wait_share:.0f} %"
-        meaning = {
-            Bound.STARTING: "too few batches for a verdict",
-            Bound.DATA: f"the loop waits for data {share} of its time",
-            Bound.BALANCED: f"the loop waits for data {share} of its time",
-            Bound.MODEL: f"the loop waits for data only {share} of its time; faster data would bring nothing",
-        }
-        return f"{self.bound.value}: {meaning[self.bound]}"
+        if self.bound is Bound.STARTING:
+            return f"{self.bound.value}: too few batches for a verdict"
+        only, end = ("only ", "; faster data would bring nothing") if self.bound is Bound.MODEL else ("", "")
+        return f"{self.bound.value}: the loop waits for data {only}{100 * self.wait_share:.0f} % of its time{end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +117,33 @@ class Advice:
     action: str
     """Such as `worker_per_consumer=6`."""
     gain: float
-    """How much faster the loop may get at most: 0.45 is 45 %. It gets less if workers compete for memory bandwidth or a
-    disk, or if build times vary so much that batches wait for their turn."""
+    """How much faster the loop may get at most: 0.45 is 45 %. From n to m workers, at most m/n - 1. It gets less if
+    workers compete for memory bandwidth or a disk, or if build times vary so much that batches wait for their turn."""
 
     def __str__(self) -> str:
         return f"{self.action} would bring up to {100 * self.gain:+.0f} %"
 
 
 def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advice, ...]:
-    """Return what would make the loop faster. Empty if it hardly waits, or if more workers bring less than 5 %."""
+    """Return what would make the loop faster. Empty if it hardly waits, or if more workers bring less than 5 %.
+
+    Also if building mostly waits for a core: nobody knows how many cores further workers would get.
+    """
     setup = observations.setup
-    if Verdict.of(observations).bound not in (Bound.DATA, Bound.BALANCED):
-        return ()
-    if setup.num_remote:  # the cores that build aren't those of this machine
-        return ()
     batches = _steady(observations)
+    is_waiting = Verdict.of(observations).bound in (Bound.DATA, Bound.BALANCED)
+    # Of actors, the cores aren't those of this machine.
+    if not is_waiting or setup.num_remote or _is_busy(_cpu_use(batches, setup)):
+        return ()
     trainer_cpu_s = observations.trainer_cpu_s / max(1, observations.num_delivered)
-    if setup.worker_type == "thread":  # the workers' CPU time is the trainer's, too
+    if setup.worker_type == "thread" or not setup.num_workers:  # the time of building is the trainer's, too
         trainer_cpu_s = max(0.0, trainer_cpu_s - float(batches["cpu_ns"].mean()) / 1e9)
     window = window_of(batches, setup.num_workers, trainer_cpu_s)
     machine = room_for(observations, available_memory(), keeps_limit=False)
-    if window is None:
-        return ()
+    assert window is not None, "a verdict needs more batches"
     number = window.needed_workers(machine)
-    gain = window.expected_rate(number, machine.num_cores) / window.rate - 1
+    most = number / setup.num_workers if setup.num_workers else math.inf  # others wait for cores, too
+    gain = min(window.expected_rate(number, machine.num_cores) / window.rate, most) - 1
     if number <= setup.num_workers or gain < _MIN_GAIN:
         return ()
     action = f"{option}={number}"
@@ -203,7 +207,7 @@ class Breakdown:
                 WorkerUse(number, int((numbers == number).sum()), int(build[numbers == number].sum()) / span_ns)
                 for number in np.unique(numbers).tolist()
             ),
-            cpu=_cpu_use(batches, build),
+            cpu=_cpu_use(batches, observations.setup),
         )
 
 
@@ -221,19 +225,23 @@ def _part(name: str, who: str, durations: Durations, total_ns: int) -> Part:
     return Part(name, p50, p99, int(durations.sum()) / total_ns if total_ns > 0 else 0.0, who)
 
 
-def _cpu_use(batches: NDArray[np.void], service: Durations) -> CpuUse | None:
-    """Return what workers do while they are at a batch, `service` of each."""
-    cpu, delay = batches["cpu_ns"], batches["run_delay_ns"]
+def _cpu_use(batches: NDArray[np.void], setup: Setup) -> CpuUse | None:
+    """Return what workers do while they are at a batch."""
+    cpu, delay, service = batches["cpu_ns"], batches["run_delay_ns"], stage_times(batches)["build"]
     total = float(service.sum())
     if total <= 0 or not cpu.any():
         return None
     is_known = delay >= 0
     cpu_known = float(cpu[is_known].sum())
-    share = float(delay[is_known].sum()) / cpu_known if cpu_known > 0 else 0.0
+    share = float(delay[is_known].sum()) / cpu_known if cpu_known > 0 else setup.run_delay_ratio
     running = np.minimum(cpu, service)
     delay = np.minimum(np.where(is_known, delay, share * cpu), service - running)  # as elsewhere, where not measured
     shares = float(running.sum()) / total, float(delay.sum()) / total
     return CpuUse(*shares, max(0.0, 1 - sum(shares)))
+
+
+def _is_busy(cpu: CpuUse | None) -> bool:
+    return cpu is not None and cpu.waiting_for_core > _BUSY
 
 
 # The report -----------------------------------------------------------------------------------------------------------
@@ -274,8 +282,10 @@ class Report(Mapping[str, Any]):
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """What would make the loop faster: at most one thing. Empty if nothing would bring 5 %."""
-        return () if self.observations is None else advise(self.observations, self.option)
+        """What would make the loop faster: at most one thing. Empty if nothing would bring 5 %, if the machine is busy,
+        or if the loader chooses its number of workers itself.
+        """
+        return () if self.observations is None or self.tuning else advise(self.observations, self.option)
 
     def __getattr__(self, name: str) -> Any:
         gone = "; Report predicts no speeds any more: report.advice has the number of workers that may help"
@@ -370,7 +380,11 @@ def _lines(report: Report) -> Iterator[str]:
     if verdict.bound in (Bound.DATA, Bound.BALANCED):
         if setup.num_remote:
             yield "what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"
-        else:
+        elif cpu is not None and _is_busy(cpu):
+            who = "workers wait" if setup.num_workers else "the loop waits"
+            share = f"{100 * cpu.waiting_for_core:.0f} %"
+            yield f"{who} for a core {share} of the time at a batch: the machine is busy"
+        elif not report.tuning:
             yield from map(str, report.advice or ["more workers wouldn't bring 5 %"])
 
 

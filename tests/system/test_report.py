@@ -34,6 +34,12 @@ def logged() -> Iterator[list[str]]:
     logger.remove(sink)
 
 
+@pytest.fixture(autouse=True)
+def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advise even while other programs keep the cores of the machine busy."""
+    monkeypatch.setattr("swift_loader.report.report._BUSY", 1.0)
+
+
 @pytest.fixture
 def _long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each run count as one of a minute, after which advice is due."""

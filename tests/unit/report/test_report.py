@@ -93,6 +93,37 @@ def test_the_advice_is_the_number_of_workers_that_loop_and_cores_allow(
     assert all(advice.gain > 0.9 for advice in report.advice)
 
 
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("delay_share", [0.0, 0.45])
+def test_no_gain_is_more_than_that_of_the_number_of_workers(num_workers: int, delay_share: float) -> None:
+    costs = Costs(fetch_ms=10, step_ms=0.1, cpu_share=0.04, delay_share=delay_share)
+    (advice,) = Report(observe(costs, with_workers(num_workers)), COUNTS).advice
+    assert 0 < advice.gain <= int(advice.action.split("=")[1]) / num_workers - 1
+
+
+@pytest.mark.parametrize(
+    ("delay_share", "setup", "who"),
+    [
+        (0.96, with_workers(1), "workers wait"),
+        (0.0, replace(with_workers(0), max_in_flight=1, run_delay_ratio=24.0), "the loop waits"),
+        (0.0, replace(with_workers(2), worker_type="thread", run_delay_ratio=24.0), "workers wait"),
+    ],
+)
+def test_on_a_busy_machine_it_says_so_and_advises_nothing(delay_share: float, setup: Setup, who: str) -> None:
+    report = Report(observe(Costs(fetch_ms=10, cpu_share=0.04, delay_share=delay_share), setup), COUNTS)
+    assert report.observations is not None
+    if not delay_share:
+        report.observations.batches["run_delay_ns"] = -1
+    assert report.advice == ()
+    assert repr(report).endswith(f"{who} for a core 96 % of the time at a batch: the machine is busy")
+
+
+def test_no_number_is_advised_while_the_loader_chooses_it() -> None:
+    report = replace(slow_report(), tuning=("now 2: of 1, 2, 2 brought the most: 150 batches/s",))
+    assert report.advice == ()
+    assert "would" not in repr(report)
+
+
 def test_what_is_gone_says_what_there_is() -> None:
     with pytest.raises(AttributeError, match=r"report\.advice has the number of workers"):
         slow_report().predict(num_workers=4)
