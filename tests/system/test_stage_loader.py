@@ -194,4 +194,4 @@ def test_a_device_prefetcher_takes_it_and_resumes() -> None:
 
 def test_it_shows_its_stages() -> None:
     loader = StageLoader(range(4), preprocessor=functions.plus_one, batch_size=2)
-    assert repr(loader).startswith("StageLoader\n  source range\n  map plus_one, 8 threads")
+    assert repr(loader).startswith("StageLoader: 2 results, not started\n  source range\n  map plus_one, 8 threads")
