@@ -130,6 +130,7 @@ def test_a_dataset_class_that_opens_files_is_built_by_each_worker(tmp_path: Path
     assert all(batch["is_own"].all() for batch in batches)
 
 
+@pytest.mark.filterwarnings("ignore:.*sqlite3:pytest.PytestUnraisableExceptionWarning")  # its thread alone can close it
 def test_the_dataset_has_what_belongs_to_the_thread_that_starts_the_loader_which_may_end() -> None:
     local, lock, started = threading.local(), threading.Lock(), list[SwiftLoader]()
 

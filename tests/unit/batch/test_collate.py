@@ -131,7 +131,7 @@ def test_unusual_tensors_are_stacked_without_a_graph(sample: torch.Tensor) -> No
         ([1j, 2.0], "c16"),
         ([np.float32(1), np.float32(2)], "f4"),
         ([np.int8(1), np.int8(2)], "i1"),
-        ([np.datetime64("2020-01-01"), np.datetime64("NaT")], "M8[D]"),
+        ([np.datetime64("2020-01-01"), np.datetime64("NaT", "D")], "M8[D]"),
         ([np.timedelta64(1, "s")] * 2, "m8[s]"),
         ([2**63, 2**63 + 5], "u8"),
     ],
