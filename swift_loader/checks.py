@@ -64,6 +64,15 @@ def check_optional_integer(name: str, value: Any, at_least: int) -> int | None:
     return None if value is None else check_integer(name, value, at_least)
 
 
+def check_progress(name: str, value: Any) -> bool:
+    """Return True or False. Raises `ModuleNotFoundError` if there is no bar to show."""
+    from importlib.util import find_spec
+
+    if (shows := check_flag(name, value)) and find_spec("tqdm") is None:
+        raise ModuleNotFoundError(f"{name}=True needs tqdm: pip install 'swift_loader[progress]'", name="tqdm")
+    return shows
+
+
 def check_max_errors(name: str, value: Any) -> float | None:
     """Return a number of samples as an integer, a fraction of them as a float between 0 and 1, or None."""
     if value is None:

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from swift_loader.checks import check_integer
-from swift_loader.delivery.iterator import LoopIterator, Turn
+from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.delivery.session import PassSource, Session
 from swift_loader.device.move import Target, find_target
 from swift_loader.errors import LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
@@ -618,6 +618,14 @@ class EpochIterator(LoopIterator):
         this = self._this
         where = "" if this is None else f", epoch {this.begin.epoch}, batch {this.num_steps:,} of {this.num_batches:,}"
         return f"<EpochIterator: {self._state.value}{where}>"
+
+
+class ShownEpoch(ShownIterator, EpochIterator):
+    """The same with a bar."""
+
+    def _place(self) -> tuple[int, int, int | None, int]:
+        this: Any = self._this  # it has begun
+        return this.begin.epoch, this.num_steps, this.num_batches, this.plan.settings.rank
 
 
 def _each_step(steps: Any) -> Iterable[Any]:

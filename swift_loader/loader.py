@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from swift_loader.checks import check_callable, check_flag, check_optional_integer
 from swift_loader.delivery.session import Session
 from swift_loader.device.move import find_target
-from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState
+from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState, ShownEpoch
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
 from swift_loader.ranks.ranks import RankChoice
@@ -89,6 +89,7 @@ class SwiftLoader:
         logger: str | Mapping[str, Any] | None = None,
         benchmark: bool = True,
         benchmark_file: str | os.PathLike[str] | None = None,
+        progress: bool = False,
         validate: bool = True,
         multithread: bool = True,
         max_nb_batch_on_device: int = 1,
@@ -170,6 +171,8 @@ class SwiftLoader:
             benchmark: True measures how long each stage of a batch takes. See [report](report.md).
             benchmark_file: File to which `close()` writes these times, as JSON. Rank N > 0 writes `times_rankN.json`
                 instead of `times.json`. None: they go to the log, if there is one.
+            progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
+                which the loop waited for data. Needs tqdm, as in `swift_loader[progress]`.
             validate: True makes `start()` wait for the first batch, and compares a few samples of [each build of the
                 dataset](datasets.md#one-dataset-in-all-processes). If the loop begins with that batch, it isn't built
                 again.
@@ -357,7 +360,7 @@ class SwiftLoader:
 
     def __iter__(self) -> EpochIterator:
         """Return an iterator over the next epoch. Its first `next` starts it and ends any other iterator."""
-        return EpochIterator(self._lifecycle)
+        return (ShownEpoch if self._options.report.progress else EpochIterator)(self._lifecycle)
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch, or of the next one between epochs.

@@ -32,6 +32,7 @@ from swift_loader.checks import (
     check_max_errors,
     check_optional_integer,
     check_path,
+    check_progress,
     check_seconds,
     checked,
     option,
@@ -467,6 +468,7 @@ class ReportOptions:
     benchmark_file: str | None = option("benchmark_file", check_path)
     max_errors: float | None = option("max_errors", check_max_errors)
     """An integer counts samples; a float is a fraction of the epoch's samples."""
+    progress: bool = option("progress", check_progress)
 
     def __post_init__(self) -> None:
         if self.benchmark_file is not None and not (folder := Path(self.benchmark_file).parent).is_dir():

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
-from swift_loader.checks import check_integer, check_optional_integer
+from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, epoch_of
-from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, StreamEpoch, Votes
+from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch, Votes
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
@@ -88,6 +88,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         executor: RayExecutor | None = None,
         shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
+        progress: bool = False,
     ) -> None:
         """Check the arguments, and start to import in the background what workers need. This starts no worker.
 
@@ -138,6 +139,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 warning says if all workers give the same samples. See [streams](dataloader.md#streams).
             equal_batches: True ends an epoch of an `IterableDataset` on all ranks after the same number of batches. See
                 [streams](dataloader.md#streams).
+            progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
+                which the loop waited for data. Needs tqdm, as in `swift_loader[progress]`.
 
         Raises:
             ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
@@ -196,6 +199,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.stall_warning = stall_warning
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
+        self.progress = check_progress("progress", progress)
         options.check_stream_options(dataset, shard_stream, equal_batches)
         options.wanted_rng(self)  # raises
         options.check_auto(self)
@@ -272,7 +276,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         pin_device = options.pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
         if self._iterator is None:
-            return LoaderIterator(self, epoch, pin_device, passes_epoch=passes_epoch)
+            kind = ShownLoaderIterator if self.progress else LoaderIterator
+            return kind(self, epoch, pin_device, passes_epoch=passes_epoch)
         self._iterator.restart(self, epoch, pin_device, passes_epoch=passes_epoch)
         return self._iterator
 

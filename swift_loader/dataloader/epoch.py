@@ -18,7 +18,7 @@ from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
 from swift_loader.dataloader.workers import LoaderWorkers
-from swift_loader.delivery.iterator import LoopIterator, Turn
+from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
@@ -393,6 +393,7 @@ class LoaderIterator(LoopIterator):
         self._has_workers = bool(loader.num_workers)
         self._pin_device = pin_device
         self._num_yielded = 0
+        self._bar = None  # of `ShownIterator`
         self._interrupt: BaseException | None = None
         """What may have lost a batch."""
 
@@ -489,6 +490,16 @@ class LoaderIterator(LoopIterator):
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} can't be pickled; pickle the loader")
+
+
+class ShownLoaderIterator(ShownIterator, LoaderIterator):
+    """The same with a bar."""
+
+    def _place(self) -> tuple[int, int, int | None, int]:
+        epoch, length = self._epoch, None
+        with suppress(Exception):  # a stream has none, nor may a sampler of the user's
+            length = len(self)
+        return epoch.number, epoch._num_yielded, length, 0  # noqa: SLF001 - of this module
 
 
 def lost_batch() -> SwiftLoaderError:

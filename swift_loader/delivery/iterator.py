@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.scheduler.delivery import Delivery
 
 
@@ -72,3 +75,47 @@ class LoopIterator(Iterator[Any]):
                 self._take_back(delivery, error)
             raise
         return delivery.batch
+
+
+class ShownIterator(LoopIterator):
+    """Shows a bar of the epoch's batches, on rank 0. It is in front of another iterator's class.
+
+    It draws before the loop gets a batch, so an interrupt of that loses none. A bar without references closes itself.
+    """
+
+    _bar: Any = None
+    _began_s = _waited_s = 0.0
+    """When the bar began, and how long the loop has waited since."""
+
+    def _place(self) -> tuple[int, int, int | None, int]:
+        """Return the epoch, how many batches of it the loop got, of how many (None: unknown), and the rank."""
+        raise NotImplementedError
+
+    def _advance(self) -> Any:
+        asked_s, bar = time.perf_counter(), self._bar
+        if bar is not None:
+            bar.set_postfix_str(f"{self._waited_s / (asked_s - self._began_s):.0%} waiting for data", refresh=False)
+            bar.update(self._place()[1] - bar.n)
+        taken, now_s = super()._advance(), time.perf_counter()
+        self._waited_s += now_s - asked_s
+        if bar is None:  # the length is known by now, and the wait for the first batch doesn't count
+            epoch, num_done, num_batches, rank = self._place()
+            shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done - 1, "unit": "batch"}
+            is_hidden = bool(rank or expected_ranks(None).rank)
+            self._bar = _bar_class()(total=num_batches, mininterval=0.25, miniters=1, disable=is_hidden, **shown)
+            self._began_s, self._waited_s = now_s, 0.0
+        return taken
+
+    def _take_back(self, delivery: Any, error: BaseException) -> None:
+        super()._take_back(delivery, error)
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+
+
+@cache
+def _bar_class() -> Any:
+    """Return tqdm's bar, without its thread, and without its lock, which would fix the program's start method."""
+    from tqdm.auto import tqdm
+
+    return type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})

@@ -1,0 +1,85 @@
+"""`progress=True`: a bar of each epoch, which starts where the loop is, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swift_loader import DataLoader, SwiftLoader
+from swift_loader.delivery.iterator import ShownIterator
+from tests.support import datasets
+
+
+def planned() -> Any:
+    return SwiftLoader(datasets.Counting, batch_size=10, worker_per_consumer=1, seed=0, progress=True)
+
+
+def torchs() -> Any:
+    dataset: Any = datasets.Counting()
+    return DataLoader(dataset, 10, num_workers=1, progress=True)
+
+
+BOTH = pytest.mark.parametrize("make", [planned, torchs])
+
+
+@BOTH
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_bar_begins_where_the_loop_is_and_is_closed_when_it_is_left(
+    make: Callable[..., Any], leaves: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = make()
+    before = threading.active_count()
+    for step, _ in enumerate(loader):
+        if step == 3:
+            state = loader.state_dict()
+            if leaves:
+                break
+    shown = capsys.readouterr().err
+    assert shown.startswith("\repoch 0:   0%")
+    assert shown.endswith("\n"), "it isn't closed"
+    assert ("3/10" if leaves else "10/10") in shown.rpartition("\r")[2]
+    assert "% waiting for data]" in shown
+    assert [thread for thread in threading.enumerate()[before:] if "swift_loader" not in thread.name] == []
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 6
+    assert capsys.readouterr().err.startswith("\repoch 0:  40%")
+    getattr(loader, "close", lambda: None)()
+
+
+@BOTH
+def test_ranks_but_the_first_show_none(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = make()
+    assert len(list(loader)) in (5, 10)
+    assert capsys.readouterr().err == ""
+    getattr(loader, "close", lambda: None)()
+
+
+def test_an_error_in_a_batch_s_place_loses_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset: Any = datasets.Misbehaving(at=13, deed="raise")
+    iterator = iter(DataLoader(dataset, 4, num_workers=1, progress=True))
+    for _ in range(3):
+        next(iterator)
+    with pytest.raises(datasets.CustomError):
+        next(iterator)
+    assert capsys.readouterr().err.endswith("\n")
+    assert len(list(iterator)) == 6
+
+
+def test_without_it_the_iterators_are_the_usual_ones_and_it_needs_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset: Any = datasets.Counting()
+    for loader in (SwiftLoader(datasets.Counting), DataLoader(dataset)):
+        assert not isinstance(iter(loader), ShownIterator)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    for make in (planned, torchs):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"progress=True needs tqdm: pip install 'swift_loader\[progress\]'"
+        ):
+            make()
