@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
-from swift_loader.dataloader.draws import Draws, epoch_of
+from swift_loader.dataloader.draws import Draws, epoch_of, take_order
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch, Votes
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
@@ -120,9 +120,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             rng: How the global generators are [seeded](dataloader.md#random-draws). `"sample"`: for each sample of a
                 map-style dataset, by its place in the epoch, unless you give a `worker_init_fn`. `"worker"`: once per
                 worker. None: once per worker, with torch's numbers.
-            seed: Integer of at least 0 that, with the epoch, determines the order of `shuffle=True` and the workers'
-                draws. What else the program draws doesn't matter. If you give a `generator`, too, it is seeded with
-                both.
+            seed: Integer of at least 0 that, with the epoch, determines the order of `shuffle=True` and what samples
+                draw, also with `num_workers=0`. What else the program draws doesn't matter. If you give a `generator`,
+                too, it is seeded with both. A loaded state has the seed: leave it out then, or give the same one.
             worker_type: `"process"`: each worker is a process. `"thread"`: each worker is a
                 [thread](dataloader.md#threads) of this process. Threads share the dataset, which must be thread-safe.
                 They also share the global generators, so only `sample_rng()` is seeded.
@@ -440,13 +440,15 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._prepared = self._begin()
             assert self._latest is not None, "an epoch has begun"
             position = self._latest.position()
-        return {**position.to_dict(), "epoch": position.draws.next_epoch, "batching": batching_of(self)}
+        batching = {**batching_of(self), "seed": self._order_seed}
+        return {**position.to_dict(), "epoch": position.draws.next_epoch, "batching": batching}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
 
-        The rest of the epoch is that of the unbroken run. With `shuffle=True` and neither `seed` nor `generator`, the
-        order of later epochs comes from torch's global generator, as with torch.
+        The rest of the epoch is that of the unbroken run. A state that was saved with `seed` sets the seed. With
+        `shuffle=True` and neither `seed` nor `generator`, the order of later epochs comes from torch's global
+        generator, as with torch.
 
         Raises:
             TypeError: The state isn't a dict.
@@ -456,6 +458,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if state:
             loaded = LoaderPosition.from_dict(state)
             check_resumes(self, loaded, state.get("batching"))
+            take_order(self, loaded.draws, state.get("batching"))
         self._passes_epoch = options.lightning_begins_an_epoch()
         self._loaded = loaded
         if self._latest is not None and self._latest.workers is not None:

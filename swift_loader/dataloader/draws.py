@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -31,6 +31,8 @@ from torch.utils.data import (
 )
 
 from swift_loader.dataloader.state import DrawsState, SamplerState, as_torch, pack_states, set_states, unpack_states
+from swift_loader.errors import StateMismatch
+from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
 from swift_loader.worker.stream import is_stateful
@@ -66,14 +68,14 @@ class Draws:
         from 0. `base_seed`: that of an earlier epoch, if workers keep it; None: draw it. With a seed, each epoch
         draws it, so `persistent_workers` changes none.
         """
-        self._seed: int | None = getattr(loader, "_order_seed", None)
-        base_seed = base_seed if self._seed is None else None
+        self.seed: int | None = getattr(loader, "_order_seed", None)
+        """That of the user or of a loaded state. None: the generators determine all."""
+        base_seed = base_seed if self.seed is None else None
         self._state_at_first: torch.Tensor | None = None
         """With a seed, that of the generator at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._source = SamplerSource(loader)
-        found = (getattr(owner, "generator", None) for owner in (loader, *self._source.samplers))
-        self._own = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+        self._own = self._source.generators
         self._sampler_epochs: list[int] | None = None
         """Known once something is drawn, since frameworks call `set_epoch` between `iter` and the first batch."""
         self._used: States = {}
@@ -102,8 +104,8 @@ class Draws:
 
     def _begin(self, epoch: int, base_seed: int | None, *, has_workers: bool) -> DrawsState:
         """Begin afresh, with the same draws as torch. Return where that is."""
-        if self._seed is not None:
-            self._generator.manual_seed(derive_key(self._seed, Purpose.GENERATOR.value, epoch))
+        if self.seed is not None:
+            self._generator.manual_seed(derive_key(self.seed, Purpose.GENERATOR.value, epoch))
         own, draws_seed = self._pack_own(), base_seed is None
         before = states_of(_GENERATORS) if self._source.may_draw else None
         self._iterator = self._source.iterate()
@@ -113,7 +115,7 @@ class Draws:
         base_seed = self._draw_base_seed() if base_seed is None else base_seed
         if begins_twice := has_workers and draws_seed and not is_stateful(self._source.sampler):
             self._iterator = self._source.iterate()  # as torch: a sampler may draw when it is iterated
-        if self._seed is not None:
+        if self.seed is not None:
             self._state_at_first = self._generator.get_state()
         if before is not None:
             self._untold = before, states_of(_GENERATORS)
@@ -273,6 +275,9 @@ class SamplerSource:
             self.sampler = self._batches.sampler
         self.samplers = _with_inner(loader.sampler, loader.batch_sampler)
         """All samplers that take part, outermost first."""
+        found = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
+        self.generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+        """Those of the loader and the samplers, each once."""
         self._settable = [sampler for sampler in self.samplers if hasattr(sampler, "set_epoch")]
         self._iterator: Any = None
         self._iterator_state: Any = None
@@ -375,6 +380,40 @@ def epoch_of(thing: Any) -> int | None:
     """
     epoch = getattr(thing, "epoch", None) if hasattr(thing, "set_epoch") else None
     return epoch if isinstance(epoch, int) else None
+
+
+# Whether a loader draws the rest of an epoch in the same order as the one that saved the state -----------------------
+
+_SEED = optional(integer(0, 2**MAX_BITS - 1))
+
+
+def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
+    """Let a loader continue in the order of a state, with its seed if the user gave none.
+
+    `batching`: the facts that were saved with the state. Earlier versions saved no seed. Raises `StateMismatch` if the
+    user gave another seed, or if the rest of the epoch would come in another order. Then nothing has changed.
+    """
+    saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, SamplerSource(loader)
+    seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
+    before, here = len(state.generators), len(source.generators) + (seed is not None and loader.generator is None)
+    is_drawn_again = state.num_drawn and not state.is_over and state.sampler_state is None and source.may_draw
+    problem = ""
+    if given not in (None, seed) and not (seed is None and state.is_over):
+        problem = f"seed={seed}, but this loader was given seed={given}"
+    elif is_drawn_again and before != here:
+        problem = f"an order from {before} generators of the loader and its samplers, but these have {here} here"
+    if problem:
+        raise StateMismatch(
+            f"the state was saved with {problem}. Give the seed= or generator= that it was saved with, or start a new "
+            f"run without load_state_dict()"
+        )
+    loader._order_seed = given if seed is None else seed  # noqa: SLF001
+    if seed is not None and loader.generator is None:
+        loader.generator = torch.Generator()
+        draws_elsewhere = state.is_begun and state.global_states  # it is the user's sampler
+        for sampler in source.samplers:
+            if type(sampler) is RandomSampler and sampler.generator is None and not draws_elsewhere:
+                sampler.generator = loader.generator
 
 
 # How many batches may be drawn earlier than torch draws them ----------------------------------------------------------

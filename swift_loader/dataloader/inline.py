@@ -1,7 +1,7 @@
 """Builds the batches of an epoch in the loop's thread: `num_workers=0`.
 
-With torch's own fetchers, or, of a stream that the loader shares out, as worker processes do: all ranks must read the
-same samples, and another number of workers may go on.
+With torch's own fetchers; or as worker processes do, for a stream that the loader shares out, because all ranks must
+read the same samples, and with a seed, which determines what samples draw. So another number of workers may go on.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from torch.utils.data import DataLoader
 # Private, but the only implementation of torch's fetching, and the same in all its versions.
 from torch.utils.data.dataloader import _DatasetKind
 
-from swift_loader.dataloader.draws import Draws
+from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.epoch import Epoch
+from swift_loader.dataloader.options import rng_of
 from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
+from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.transport.task import Task
 from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.seeding import preserved_generators
+from swift_loader.worker.fetch import KeyedSamples
+from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
 
 
 class InlineEpoch(Epoch):
-    """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""
+    """One epoch. Draws and fetches one batch at a time, so without a seed, generators are used as with torch."""
 
     def __init__(
         self,
@@ -69,16 +72,17 @@ class InlineEpoch(Epoch):
         """False: each sample is a batch of its own."""
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
-        self._shared: stream.StreamSamples | None = None
+        self._samples: Any = None
+        """Those of a shared stream, or of a map-style dataset if each is seeded. None: those of torch's fetcher."""
+        size, drop_last, seed = loader.batch_size or 1, loader.drop_last, self.draws.begun.base_seed
+        mode = TorchMode(1, auto_collation=self._batches, batch_size=size, drop_last=drop_last, shard=shard)
         if shard is not None:
-            shards, seed = SharedShards(1, resume, is_persistent=False), self.draws.begun.base_seed
+            shards = SharedShards(1, resume, is_persistent=False)
             (self._num_fetched,) = shards.next_batches
-            size, drop_last = loader.batch_size or 1, loader.drop_last
-            mode = TorchMode(
-                1, is_stream=True, auto_collation=self._batches, batch_size=size, drop_last=drop_last, shard=shard
-            )
-            self._shared = stream.StreamSamples(given, mode, seed, None)
-            self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
+            self._samples = stream.StreamSamples(given, replace(mode, is_stream=True), seed, None)
+            self._samples.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
+        elif self.draws.seed is not None and rng_of(loader) is Rng.SAMPLE:
+            self._samples = KeyedSamples(given, mode, Rng.SAMPLE, seed, None)
         else:
             kind = loader._dataset_kind  # noqa: SLF001
             self._fetcher: Any = _DatasetKind.create_fetcher(
@@ -94,7 +98,7 @@ class InlineEpoch(Epoch):
             self._num_skipped = resume.draws.num_drawn - resume.num_yielded
             self._skipped = set(resume.ahead)
             return
-        if self._shared is not None:
+        if self._samples is not None:
             self._unused = replace(saved, next_batch=self._num_fetched)
             return
         self._unused = saved
@@ -109,21 +113,28 @@ class InlineEpoch(Epoch):
             self._fetcher.fetch(drawn.keys)
         self._fetcher.ended = saved.has_ended
 
-    def _fetch(self, keys: Any) -> Any:
-        """Return a batch. Of a shared stream, it leaves the program's generators as they were."""
-        if self._shared is None:
-            return self._fetcher.fetch(keys)
+    def _fetch(self, drawn: Drawn) -> Any:
+        """Return a batch. Unless a fetcher of torch's builds it, it leaves the program's generators as they were."""
+        if (samples := self._samples) is None:
+            return self._fetcher.fetch(drawn.keys)
+        task, is_again = Task(0, 0, self.number, drawn.step, drawn.indices, turn=self._num_fetched), True
         with preserved_generators():
-            try:
-                task = Task(0, 0, self.number, 0, turn=self._num_fetched)
-                return self._collate(self._shared.fetch(task).samples)
-            except stream.StreamEnd:
-                raise StopIteration from None
-            except BuildError as failed:
-                error = failed.__cause__ or failed
-            finally:
-                self._shared.seeding.needs_rebuild()  # leave the batch
-        raise error
+            while is_again:  # samples drew without their seeds
+                try:
+                    error, fetched = None, samples.fetch(task).samples
+                    if samples.seeding.by_sample:
+                        samples.seeding.begin_collate()
+                    batch = self._collate(fetched)
+                except stream.StreamEnd:
+                    raise StopIteration from None
+                except Exception as failed:
+                    error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
+                finally:
+                    is_again = samples.seeding.needs_rebuild()
+                is_again = is_again and (error is None or not is_interrupt(error))
+        if error is not None:
+            raise error
+        return batch
 
     def take(self) -> Delivery:
         """Return the next batch. An interrupt comes out of the user's code, as with torch."""
@@ -138,7 +149,7 @@ class InlineEpoch(Epoch):
         self._unused = None
         began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
-            batch = self._fetch(drawn.keys)
+            batch = self._fetch(drawn)
         except StopIteration:
             self.end()
             raise
@@ -173,8 +184,8 @@ class InlineEpoch(Epoch):
             return WorkerSnapshot(dataset.state_dict() if stream.is_stateful(dataset) else None)
         if self._unused is not None:
             return self._unused
-        if self._shared is not None:
-            return replace(WorkerSnapshot.of(self._shared.snapshot()), next_batch=self._shared.turn)
+        if (shared := self._samples) is not None:
+            return replace(WorkerSnapshot.of(shared.snapshot()), next_batch=shared.turn)
         iterator = self._fetcher.dataset_iter
         return WorkerSnapshot(
             dataset.state_dict() if stream.has_exact_state(dataset) and iterator is not dataset else None,

@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tests.support.resumable import (
     Numbers,
     Remembering,
     Shards,
+    drawing_collate,
     streaming,
 )
 
@@ -363,25 +364,32 @@ def test_a_run_that_went_on_after_an_error_resumes_with_its_next_batch(num_worke
     assert [*before, *taken(resumed, 6 - num_before)] == [[0, 1], "error", [4, 5], [6, 7], [8, 9], [10, 11]]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_with_a_seed_a_resumed_run_is_exact_whatever_the_loop_draws(num_workers: int) -> None:
-    def make() -> Any:
-        dataset: Any = torch.arange(24)
-        return DataLoader(dataset, 4, shuffle=True, num_workers=num_workers, seed=7, persistent_workers=False)
+@pytest.mark.parametrize(("num_workers", "resumed_with"), [(0, 2), (2, 0), exhaustive(1, 3)])
+def test_with_a_seed_a_resumed_run_is_exact_whatever_the_loop_draws(num_workers: int, resumed_with: int) -> None:
+    dataset: Any = Drawing()
 
-    loader, states, seen = make(), [], []
+    def make(num_workers: int, **seed: Any) -> Any:
+        return DataLoader(dataset, 20, shuffle=True, num_workers=num_workers, collate_fn=drawing_collate, **seed)
+
+    def drawn() -> tuple[torch.Tensor, float, float]:
+        return torch.rand(()), random.random(), np.random.random()
+
+    loader, states, seen = make(num_workers, seed=7), [], []
     for _ in range(3):
         for batch in loader:
-            seen.append(batch.tolist())
+            seen.append(plain(batch))
             states.append(loader.state_dict())
-            torch.rand(3)
+            drawn()
     assert seen[:6] != seen[6:12] != seen[12:]
     for cut in (2, 5, 9):
-        torch.manual_seed(cut)
-        loader = make()
+        seed_all(cut)
+        loader = make(resumed_with)  # the state has the seed
         loader.load_state_dict(states[cut])
-        rest = [batch.tolist() for _ in range(3 - cut // 6) for batch in loader]
+        rest = [plain(batch) for _ in range(3 - cut // 6) for batch in loader]
+        now = drawn()
         assert rest[: 17 - cut] == seen[cut + 1 :]
+        seed_all(cut)
+        assert now == drawn()
 
 
 @pytest.mark.parametrize("rng", ["sample", "worker"])
@@ -401,3 +409,61 @@ def test_with_a_seed_an_epoch_is_the_same_whether_workers_persist(rng: Any) -> N
         [one[0] for one in seen[0][1:]],
         seen[1],
     ]
+
+
+ORDERED_BY: dict[str, Callable[[], dict[str, Any]]] = {
+    "torch": dict,
+    "seed=5": lambda: {"seed": 5},
+    "seed=6": lambda: {"seed": 6},
+    "generator": lambda: {"generator": torch.Generator().manual_seed(1)},
+}
+"""What may determine the order of `shuffle=True`."""
+
+
+@pytest.mark.parametrize("is_seed_saved", [True, False])  # it isn't in states of earlier versions
+@pytest.mark.parametrize("loaded", ORDERED_BY)
+@pytest.mark.parametrize("saved", ["torch", "seed=5", "generator"])
+def test_what_another_order_resumes_is_exact_or_refused(saved: str, loaded: str, is_seed_saved: bool) -> None:
+    dataset: Any = Numbers()
+
+    def make(by: str) -> Any:
+        return DataLoader(dataset, 20, shuffle=True, **ORDERED_BY[by]())
+
+    def epoch_of(loader: Any) -> list[int]:
+        return [number for batch in loader for number in plain(batch)]
+
+    def resume(state: dict[str, Any]) -> tuple[list[list[int]], str]:
+        """Return two epochs, and the error that came instead of the state's."""
+        seed_all(2)
+        if not is_seed_saved:
+            del state["batching"]["seed"]
+        resumed, told = make(loaded), ""
+        try:
+            resumed.load_state_dict(state)
+        except StateMismatch as error:
+            told = str(error)
+        return [epoch_of(resumed), epoch_of(resumed)], told
+
+    loader = make(saved)
+    iterator = iter(loader)
+    next(iterator)
+    midway = loader.state_dict()
+    unbroken, at_end = [epoch_of(iterator)], loader.state_dict()
+    unbroken.append(epoch_of(loader))
+
+    epochs, told = resume(midway)
+    is_same, num_own = saved == loaded, {"torch": 0, "seed=5": 1, "seed=6": 1, "generator": 1}
+    if is_seed_saved and loaded.startswith("seed") and not is_same:
+        assert f"was saved with seed={5 if saved == 'seed=5' else None}, but this loader was given {loaded}. " in told
+    elif is_seed_saved and saved == "seed=5":
+        assert epochs == unbroken
+    elif num_own[saved] != num_own[loaded]:
+        assert f"an order from {num_own[saved]} generators of the loader and its samplers, but these have" in told
+    else:
+        assert epochs[0] == unbroken[0]
+    assert not told or sorted(epochs[0]) == list(range(103))
+
+    (epoch, _), told = resume(at_end)
+    assert bool(told) == (is_seed_saved and (saved, loaded) == ("seed=5", "seed=6"))
+    assert sorted(epoch) == list(range(103))
+    assert epoch == unbroken[1] or saved == "torch" or not is_same
