@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_loader import SwiftLoader, sample_rng
+from swift_loader import DataLoader, SwiftLoader, sample_rng
+from swift_loader.pipeline import Pipeline
 from swift_loader.testing import assert_resume_exact
 from tests.support import datasets
 from tests.support.helpers import exhaustive, make_loader
@@ -106,6 +107,19 @@ def test_another_batch_size_can_go_on() -> None:
     assert_resume_exact(lambda: make(8, BatchMates))
     with pytest.raises(AssertionError, match=r"stopped at batch 1, .* dataset index \d+, in batch\['first'\]"):
         assert_resume_exact(lambda: make(8, BatchMates), resume_with=lambda: make(5, BatchMates))
+
+
+def test_a_data_loader_with_a_seed_and_a_pipeline_pass() -> None:
+    dataset: Any = datasets.AugmentingWithAll(50)
+
+    def make(workers: int = 2, **seed: Any) -> DataLoader[Any]:
+        return DataLoader(dataset, 8, shuffle=True, num_workers=workers, collate_fn=list, **seed)
+
+    assert_resume_exact(lambda: make(seed=1), num_batches=10, num_cuts=1)
+    assert_resume_exact(lambda: make(seed=1), resume_with=lambda: make(0), num_batches=10, num_cuts=1)
+    with pytest.raises(AssertionError, match=r"differs at sample \d+, in batch.*\. Give a DataLoader seed="):
+        assert_resume_exact(make, num_batches=10)
+    assert_resume_exact(lambda: Pipeline(range(50), seed=1).shuffle(20).batch(8), num_batches=20)
 
 
 def test_the_same_loader_twice_and_no_batches_are_refused() -> None:
