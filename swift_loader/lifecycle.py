@@ -10,6 +10,7 @@ handler interrupted something that can't be repeated, the pass ends with a `Swif
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -406,6 +407,23 @@ class Lifecycle:
         if self.session is not None:
             self.session.seek()
 
+    def suit_trainer(self, loop: Any) -> None:
+        """Let a Lightning Trainer that begins or resumes an epoch count as this loader does. `loop`: its `_FitLoop`.
+
+        After a resume with another batch size or number of ranks, it counts steps that are others here. And it takes
+        the length of the first epoch for that of all epochs, but the first one is shorter if a part of it came before
+        or is skipped. So it has to ask again when the next one begins.
+        """
+        settings, begin = self.plan_settings(), self.run.next_begin(self.num_samples())
+        batches, reloads = loop.epoch_loop.batch_progress, loop.trainer.reload_dataloaders_every_n_epochs
+        if loop.restarting and (begin.num_samples or batches.is_last_batch):
+            done = loop.max_batches if batches.is_last_batch else settings.resumed_at(begin)[1]
+            batches.current.increment_by(done - batches.current.processed)
+        if not reloads or reloads is True:  # the user gives an integer
+            is_irregular = self.next_plan()[0].last_irregular_epoch >= begin.epoch
+            loop.trainer.reload_dataloaders_every_n_epochs = is_irregular
+            loop._data_source.instance = loop._combined_loader.iterables  # noqa: SLF001 - the same loader again
+
     def next_plan(self) -> tuple[Plan, int]:
         """Return the plan and the epoch of the current pass; between passes, those of the next one."""
         num_samples, settings = self.num_samples(), self.plan_settings()
@@ -663,6 +681,10 @@ class EpochSampler:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, as `SwiftLoader.set_epoch` does."""
         self._lifecycle.set_epoch(epoch)
+        caller = sys._getframe(1).f_back  # noqa: SLF001
+        loop = None if caller is None else caller.f_locals.get("self")
+        if type(loop).__name__ == "_FitLoop":
+            self._lifecycle.suit_trainer(loop)
 
     def __iter__(self) -> Iterator[int]:
         plan, epoch = self._lifecycle.next_plan()

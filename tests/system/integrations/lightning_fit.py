@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 
 
@@ -45,16 +46,17 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(loader: Any, callback: Any, folder: Path, checkpoint: Path | None = None, **options: Any) -> Kept:
+def fit(loader: Any, callbacks: Any, folder: Path, checkpoint: Path | None = None, **options: Any) -> Kept:
     kept = Kept()
+    given = callbacks if isinstance(callbacks, list) else [callbacks]
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=2,
         logger=kept,
-        callbacks=[callback],
+        callbacks=given,
         log_every_n_steps=5,
         enable_progress_bar=False,
-        enable_checkpointing=bool(options),
+        enable_checkpointing=any(isinstance(one, Checkpoint) for one in given),
         enable_model_summary=False,
         default_root_dir=folder,
         **options,

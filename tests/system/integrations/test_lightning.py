@@ -92,3 +92,57 @@ def test_a_fit_goes_on_behind_a_limited_epoch(make: Any, limit: Any, tmp_path: P
     assert (len(whole), resumed) == (6, whole[3:])
     with pytest.raises(ValueError, match=r"give SwiftLoader\(shuffle=False\)"):
         fit(SwiftLoader(dataset=ROWS), save(), tmp_path, **OVERFIT)
+
+
+SWIFT: Any = partial(SwiftLoader, dataset=ROWS, worker_per_consumer=0, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("has_callback", [False, True])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"batch_size": 3}, {"batch_size": 8}),
+        ({"batch_size": 8}, {"batch_size": 3}),
+        ({"batch_size": 3, "nb_consumer": 2}, {"batch_size": 3}),
+    ],
+)
+def test_a_fit_resumes_with_another_batch_size_or_number_of_ranks(
+    before: Any, after: Any, has_callback: bool, tmp_path: Path
+) -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from swift_loader.integrations.lightning import LoaderStateCallback
+    from tests.system.integrations.lightning_fit import Kept, fit
+
+    def run(options: Any, checkpoint: Path | None = None) -> Kept:
+        save = callbacks.ModelCheckpoint(
+            tmp_path / str(checkpoint is None), "{step}", save_top_k=-1, every_n_train_steps=1
+        )
+        with SWIFT(**options) as loader:
+            loader.start(0)
+            return fit(loader, [save, LoaderStateCallback(loader)] if has_callback else save, tmp_path, checkpoint)
+
+    run(before)
+    num_samples = before["batch_size"] * before.get("nb_consumer", 1)
+    num_steps = -(-len(ROWS) // num_samples)
+    for step in range(1, 2 * num_steps):
+        epoch, done = divmod(step, num_steps)
+        left = [row[0] for batch in run(after, tmp_path / "True" / f"{step=}.ckpt").seen for row in batch]
+        num_left = max(0, len(ROWS) - done * num_samples)
+        assert [len(set(left[:num_left])), len(set(left[num_left:])), len(left)] == [
+            num_left,
+            (1 - epoch) * len(ROWS),
+            num_left + (1 - epoch) * len(ROWS),
+        ], step
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_after_one_with_skipped_steps_is_whole(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from tests.system.integrations.lightning_fit import fit
+
+    loader = SWIFT(batch_size=3)
+    loader.skip([1, 2])
+    assert [len(batch) for batch in fit(loader, [], tmp_path).seen] == [3] * 4 + [2] + [3] * 6 + [2]
