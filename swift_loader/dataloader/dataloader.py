@@ -393,9 +393,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return a [report](report.md) of all epochs so far: why the loop is slow, and what would help.
 
         `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
-        counts and the times of each stage. Any thread may call it.
+        counts and the times of each stage. It is empty, and false, before the loop has got a batch. Any thread may
+        call it.
         """
-        return self._observer.report(self)
+        return self._observer.report(self) if self._observer.metrics.elapsed_s else Report()
 
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the first epoch.
@@ -416,8 +417,14 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         Args:
             path: The file. If it ends in `.gz`, it is compressed.
             profile: A trace that `torch.profiler` exported in this process. It goes into the same file.
+
+        Raises:
+            RuntimeError: The loop hasn't got a batch.
         """
-        write_trace(self._observer.observations(self), path, profile=profile)
+        observations = self._observer.observations(self)
+        if not observations.num_delivered:
+            raise RuntimeError("there is nothing to trace before the loop gets a batch; call trace after a few batches")
+        write_trace(observations, path, profile=profile)
 
     def _observed(self) -> tuple[DeliveryOptions, int, bool]:
         """Return what the loader is now, for its observer."""

@@ -293,7 +293,7 @@ class Report(Mapping[str, Any]):
 
     def _measured(self) -> Observations:
         if self.observations is None:
-            raise ValueError("nothing is measured: give benchmark=True, and start the loader")
+            raise ValueError("nothing is measured: ask again once the loop got a batch; benchmark=False measures none")
         return self.observations
 
     def plot(self, path: str | PathLike[str]) -> None:

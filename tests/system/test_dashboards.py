@@ -95,10 +95,12 @@ def test_a_trace_names_the_indices_that_batches_had_before_another_state_was_loa
     assert [one["args"]["indices"] for one in fetches] == [", ".join(map(str, indices)) for indices in got]
 
 
-def test_before_the_start_there_is_nothing_to_trace(tmp_path: Path) -> None:
-    loader = LOADERS["no worker"]()
-    with pytest.raises(RuntimeError, match="nothing to trace before the loader starts"):
+@pytest.mark.parametrize("name", ["no worker", "drop-in without workers"])
+def test_before_the_start_there_is_nothing_to_trace(name: str, tmp_path: Path) -> None:
+    loader = LOADERS[name]()
+    with pytest.raises(RuntimeError, match="nothing to trace before the lo"):
         loader.trace(tmp_path / "trace.json")
+    assert not loader.report()
     assert set(loader.metrics().values()) == {0.0}
 
 

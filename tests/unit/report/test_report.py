@@ -31,7 +31,7 @@ def test_an_empty_report_is_false_and_equal_to_an_empty_dict() -> None:
 
 @pytest.mark.parametrize("ask", [lambda: Report().verdict, lambda: Report().breakdown])
 def test_an_empty_report_says_how_to_measure(ask: object) -> None:
-    with pytest.raises(ValueError, match="give benchmark=True, and start the loader"):
+    with pytest.raises(ValueError, match="ask again once the loop got a batch"):
         ask()  # type: ignore[operator]
 
 
