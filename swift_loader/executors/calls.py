@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from swift_loader.errors import WorkerStalled
+from swift_loader.errors import NoProcessesLeft, WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, CrewWorker, WorkerThread
 from swift_loader.executors.wording import attached
 from swift_loader.runtime import LoaderThread, ProcessOwner
@@ -116,8 +116,11 @@ class CoroutineLoop:
         if self._loop not in self._running:  # else its thread ends it
             # In a thread of its own: the caller's may run another loop.
             thread = LoaderThread(_end, _NAME, self._loop)
-            thread.start()
-            thread.join(END_LIMIT_S)
+            try:
+                thread.start()
+                thread.join(END_LIMIT_S)
+            except NoProcessesLeft:  # while Python 3.12 ends, it starts no thread
+                self._loop.close()
         self._loop = None
 
 
