@@ -6,19 +6,25 @@ The Trainer itself saves the state of its train loader. It doesn't load the stat
 - The checkpoint was saved at the end of an epoch. Then the order of the next epoch is lost where it comes from a
   generator.
 
-Callbacks are always restored, before the first batch. If Trainer and callback both load a state, it is the same one.
+Callbacks are always restored, before the first batch. What the callback loads replaces what the Trainer has loaded.
+
+A loader counts a batch once the Trainer has it, but the Trainer counts it once its step is done. So the callback saves
+the state from before that batch if an exception ends the step.
 """
+
+# ruff: noqa: SLF001 - Lightning has no public way to its loops
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 try:
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.callbacks import Callback, OnExceptionCheckpoint
     from lightning.pytorch.utilities import rank_zero_info
 except ModuleNotFoundError:
     try:
-        from pytorch_lightning.callbacks import Callback
+        from pytorch_lightning.callbacks import Callback, OnExceptionCheckpoint
         from pytorch_lightning.utilities import rank_zero_info
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
@@ -26,6 +32,7 @@ except ModuleNotFoundError:
         ) from error
 
 from swift_loader.dataloader.options import lightning_begins_an_epoch
+from swift_loader.errors import warn
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -47,9 +54,11 @@ class LoaderStateCallback(Callback):
         """
         self._loader = loader
         self._name = name
-        self._trainer: Trainer | None = None
+        self._trainer: Any = None
         self._to_load: dict[str, Any] | None = None
         """The state for the Trainer's loader, which isn't there yet when the callback is restored."""
+        self._before: tuple[int, dict[str, Any]] | None = None
+        """How many steps were done when the Trainer asked for the last batch, and the state then. None: not needed."""
 
     @property
     def state_key(self) -> str:
@@ -62,26 +71,50 @@ class LoaderStateCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state. Called on all ranks. Rank 0's is saved; all are the same."""
-        loader = self._loader if self._loader is not None else self._trainers_loader()
-        return dict(loader.state_dict())
+        if self._before is not None and self._trainer.interrupted and self._before[0] == _num_steps(self._trainer):
+            return self._before[1]
+        return dict(_loader_of(self._trainer, self._loader).state_dict())
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ARG002 - Lightning's
+        """Warn if the epoch can't be resumed. Called on all ranks."""
+        loop = checkpoint["loops"]["fit_loop"]
+        batches, states = loop["epoch_loop.batch_progress"], loop["state_dict"].get("combined_loader")
+        is_inside = batches["current"]["processed"] and not batches["is_last_batch"]
+        if is_inside and not states and self.state_key not in checkpoint["callbacks"]:
+            warn(
+                "the checkpoint was saved in the middle of an epoch with a loader that has no state. So this epoch "
+                "repeats samples and leaves others out; resume from a checkpoint of an epoch's end"
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the loader. Called on all ranks, after `setup` and before the first batch."""
-        if self._loader is not None:
+        self._to_load = state_dict
+        if self._loader is not None:  # before it is asked for its length
             self._loader.load_state_dict(state_dict)
-        else:
-            self._to_load = state_dict
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Restore the Trainer's loader. Called on all ranks, when the Trainer has its iterator already."""
+        fit_loop: Any = trainer.fit_loop
         if self._to_load is not None:
-            loader, state, self._to_load = self._trainers_loader(), self._to_load, None
+            loader, state, self._to_load = _loader_of(trainer, self._loader), self._to_load, None
             loader.load_state_dict(state)
-            loader._passes_epoch = lightning_begins_an_epoch(trainer.fit_loop)  # noqa: SLF001 - of this package
-            iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - replaces that iterator
+            if self._loader is None:
+                loader._passes_epoch = lightning_begins_an_epoch(fit_loop)
+            iter(fit_loop._data_fetcher)  # replaces that iterator
+            fit_loop.max_batches = fit_loop._data_fetcher.length or fit_loop.max_batches
+        elif fit_loop.restarting and fit_loop._combined_loader_states_to_load:  # it was saved without this callback
+            fit_loop._load_combined_loader_states()
+            iter(fit_loop._data_fetcher)
+        self._before = None
+        if any(isinstance(c, OnExceptionCheckpoint) or getattr(c, "save_on_exception", 0) for c in trainer.callbacks):
+            fit_loop.epoch_loop._on_before_fetch = self._note_before
 
-    def _trainers_loader(self) -> Any:
-        return _with_method("load_state_dict", None if self._trainer is None else self._trainer.train_dataloader)
+    def _note_before(self) -> None:
+        """Note the state before the Trainer asks for a batch."""
+        trainer, self._before = self._trainer, None
+        with suppress(RuntimeError):  # with in_order=False, a SwiftLoader has no state in the middle of an epoch
+            self._before = _num_steps(trainer), dict(_loader_of(self._trainer, self._loader).state_dict())
+        type(trainer.fit_loop.epoch_loop)._on_before_fetch(trainer.fit_loop.epoch_loop)
 
 
 class LoaderMetrics(Callback):
@@ -111,29 +144,22 @@ class LoaderMetrics(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Remember the totals. Called on all ranks."""
-        self._before = self._loader_of(trainer).metrics(prefix="")
+        self._before = _loader_of(trainer, self._loader, "metrics").metrics(prefix="")
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002 - Lightning's
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:  # noqa: ARG002 - Lightning's
         """Log the metrics. Called on all ranks; loggers write those of rank 0."""
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the axis of Lightning's own logs
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the axis of Lightning's own logs
         every_n_steps = self._every_n_steps or trainer.log_every_n_steps
         if every_n_steps and (step + 1) % every_n_steps == 0:
-            self._log(trainer, self._loader_of(trainer).metrics(prefix=self._prefix), step)
+            self._log(trainer, _loader_of(trainer, self._loader, "metrics").metrics(prefix=self._prefix), step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Log the share of the epoch that the loop waited, and print what that means."""
-        loader = self._loader_of(trainer)
+        loader = _loader_of(trainer, self._loader, "metrics")
         waited, ran = (loader.metrics(prefix="")[name] - self._before.get(name, 0.0) for name in _WAITED_AND_RAN)
         if ran <= 0:
             return
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
         self._log(trainer, {f"{self._prefix}epoch_wait_share": waited / ran}, step)
         rank_zero_info(
             f"epoch {trainer.current_epoch}: {loader.report().verdict.bound.value}, the loop waited for data "
@@ -144,18 +170,20 @@ class LoaderMetrics(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
 
-    def _loader_of(self, trainer: Trainer) -> Any:
-        return self._loader if self._loader is not None else _with_method("metrics", trainer.train_dataloader)
+
+def _num_steps(trainer: Any) -> int:
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.processed)
 
 
 _WAITED_AND_RAN = ("waited_s_total", "elapsed_s_total")
 
 
-def _with_method(name: str, loader: Any) -> Any:
-    """Return the Trainer's loader, if it has a method."""
-    if not hasattr(loader, name):
+def _loader_of(trainer: Any, own: Any, method: str = "load_state_dict") -> Any:
+    """Return the loader that a callback was given, or the Trainer's, which needs this method."""
+    loader = trainer.train_dataloader if own is None and trainer is not None else own
+    if not hasattr(loader, method):
         raise TypeError(
-            f"the Trainer's train loader is a {type(loader).__name__}, which has no {name}; make it a "
+            f"the Trainer's train loader is a {type(loader).__name__}, which has no {method}; make it a "
             f"swift_loader.DataLoader, or pass a SwiftLoader to this callback"
         )
     return loader

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 
 
@@ -44,6 +44,24 @@ class Model(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Failing(Callback):
+    """Ends the step after so many."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def on_train_batch_start(self, trainer: Trainer, *arguments: Any) -> None:
+        if trainer.global_step == self.num_steps:
+            raise FloatingPointError
+
+
+class AsksForSteps(Callback):
+    """Asks how many steps there are, as schedules do."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert trainer.estimated_stepping_batches
 
 
 def fit(loader: Any, callbacks: Any, folder: Path, checkpoint: Path | None = None, **options: Any) -> Kept:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 
-from swift_loader import DataLoader, SwiftLoader
+from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning
 from tests.system.integrations.ranks import run_ranks
 from tests.system.integrations.training import NUM_EPOCHS, NUM_STEPS, assert_complete
 
@@ -94,7 +95,40 @@ def test_a_fit_goes_on_behind_a_limited_epoch(make: Any, limit: Any, tmp_path: P
         fit(SwiftLoader(dataset=ROWS), save(), tmp_path, **OVERFIT)
 
 
+DATA: Any = partial(DataLoader, ROWS, 3, shuffle=True)
 SWIFT: Any = partial(SwiftLoader, dataset=ROWS, worker_per_consumer=0, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_steps", [0, 5, 7])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(DATA, seed=3),
+        partial(DATA, num_workers=1, seed=3),
+        lambda: DATA(generator=torch.Generator().manual_seed(3)),
+        partial(SWIFT, batch_size=3),
+    ],
+)
+def test_a_checkpoint_of_an_exception_has_the_batch_of_the_step_that_failed(
+    make: Any, num_steps: int, tmp_path: Path
+) -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from swift_loader.integrations.lightning import LoaderStateCallback
+    from tests.system.integrations.lightning_fit import Failing, Kept, fit
+
+    def run(*more: Any, **options: Any) -> Kept:
+        loader = make()
+        own = loader if isinstance(loader, SwiftLoader) else None
+        return fit(
+            loader, [LoaderStateCallback(own), callbacks.OnExceptionCheckpoint(tmp_path), *more], tmp_path, **options
+        )
+
+    whole = run().seen
+    with pytest.raises(FloatingPointError):
+        run(Failing(num_steps))
+    assert run(checkpoint=tmp_path / "on_exception.ckpt").seen == whole[num_steps:]
 
 
 @pytest.mark.slow
@@ -146,3 +180,21 @@ def test_an_epoch_after_one_with_skipped_steps_is_whole(tmp_path: Path) -> None:
     loader = SWIFT(batch_size=3)
     loader.skip([1, 2])
     assert [len(batch) for batch in fit(loader, [], tmp_path).seen] == [3] * 4 + [2] + [3] * 6 + [2]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [partial(DATA, seed=3), partial(SWIFT, batch_size=3)])
+def test_a_checkpoint_without_the_callback_resumes_with_it(make: Any, tmp_path: Path) -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from swift_loader.integrations.lightning import LoaderStateCallback
+    from tests.system.integrations.lightning_fit import AsksForSteps, fit
+
+    save = partial(callbacks.ModelCheckpoint, tmp_path, "{step}", save_top_k=-1, every_n_train_steps=4)
+    whole, loader = fit(make(), save(), tmp_path).seen, make()
+    own = loader if isinstance(loader, SwiftLoader) else None
+    resumed = fit(loader, [LoaderStateCallback(own), AsksForSteps()], tmp_path, tmp_path / "step=4.ckpt")
+    assert resumed.seen == whole[4:]
+    fit(TorchDataLoader(ROWS, 3), save(), tmp_path)
+    with pytest.warns(SwiftLoaderWarning, match="a checkpoint of an epoch's end"):
+        fit(DATA(), LoaderStateCallback(), tmp_path, tmp_path / "step=4-v1.ckpt")
