@@ -157,6 +157,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and the noun in its plural: `1,563 batches`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
 def time_text(seconds: float) -> str:
     """Return a duration in three digits and a unit: `1.2 s`, `3.4 ms`, `12 us`."""
     for factor, unit in ((1e6, "us"), (1e3, "ms")):

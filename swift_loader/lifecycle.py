@@ -444,8 +444,8 @@ class Lifecycle:
             return None
         return delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
 
-    def describe(self) -> tuple[int | None, int | None, int, str, str]:
-        """Return samples, batches of the epoch, the batch size, the state and the place. None: not known yet."""
+    def describe(self) -> tuple[list[int | None], str, str]:
+        """Return the sizes, the state and the place, for `DeliveryOptions.describe`."""
         run, this, position, settings = self.run, self.run.this, self.run.position, self.plan_settings()
         num_batches = None
         if run.num_samples is not None or self.dataset is not None:  # else another process would have to build it
@@ -455,17 +455,13 @@ class Lifecycle:
         if self.state is LoaderState.STARTED:
             state = "failed" if self._failure is not None else "running" if run.is_in_pass else state
         if settings.world_size > 1:
-            rank = (
-                f"{settings.world_size} ranks"
-                if self.session is None
-                else f"rank {settings.rank} of {settings.world_size}"
-            )
-            state = f"{rank}, {state}"
+            which = "" if self.session is None else f"rank {settings.rank} of "
+            state = f"{which}{settings.world_size} ranks, {state}"
         if this is not None and this.begin.epoch == position.epoch:
             where += f", batch {this.num_steps:,}"
         elif position.num_samples:
             where += f", sample {position.num_samples:,}"
-        return run.num_samples, num_batches, settings.batch_size, state, where
+        return [run.num_samples, num_batches, settings.batch_size], state, where
 
     # Closing ----------------------------------------------------------------------------------------------------------
 

@@ -546,11 +546,10 @@ class SwiftLoader:
         return html_table(type(self).__name__, self._facts().items())
 
     def _facts(self) -> dict[str, str]:
-        workers, delivery, session = self._options.workers, self._options.delivery, self._session
-        facts = delivery.describe(workers.dataset_class or workers.dataset, *self._lifecycle.describe())
-        if delivery.num_workers:
-            facts["ahead"] = delivery.describe_ahead(0 if session is None else session.dispatcher.largest_batch_nbytes)
-        return facts
+        workers, session = self._options.workers, self._session
+        dataset = workers.dataset_class or workers.dataset
+        nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
+        return self._options.delivery.describe(dataset, *self._lifecycle.describe(), nbytes=nbytes)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._lifecycle.state

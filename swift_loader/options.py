@@ -16,7 +16,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from numbers import Real
@@ -37,7 +37,7 @@ from swift_loader.checks import (
     checked,
     option,
 )
-from swift_loader.errors import warn
+from swift_loader.errors import counted, warn
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.runtime import ProcessOwner
@@ -424,31 +424,24 @@ class DeliveryOptions:
                 f"{number}, or start fewer workers"
             )
 
-    def describe(
-        self, dataset: Any, num_samples: int | None, num_batches: int | None, batch_size: int | None, *where: str
-    ) -> dict[str, str]:
-        """Return what a loader is, for its `repr` and for notebooks. None: it isn't known.
+    def describe(self, dataset: Any, sizes: Sequence[int | None], *where: str, nbytes: int = 0) -> dict[str, str]:
+        """Return what a loader is, for its `repr` and for notebooks.
 
-        `dataset`: an instance, or what makes one. `where`: its state, and the loop's place.
+        `dataset`: an instance, or what makes one. `sizes`: samples, batches and the batch size; None: not known.
+        `where`: the loader's state, and the loop's place. `nbytes`: of a batch; 0: not known.
         """
+        num_samples, num_batches, batch_size = sizes
         name = dataset.__name__ if isinstance(dataset, (type, FunctionType)) else type(dataset).__name__
         size = "" if batch_size is None else f" of {batch_size}"
-        return {
+        number = self.limits.max_in_flight
+        memory = f" ({_shown_bytes(number * nbytes)})" if nbytes else ""
+        facts = {
             "dataset": name if num_samples is None else f"{counted(num_samples, 'sample')} of {name}",
             "batches": ("batches" if num_batches is None else counted(num_batches, "batch")) + size,
             "workers": counted(self.num_workers, "thread" if self.uses_threads else "worker"),
             **dict(zip(("state", "position"), where, strict=False)),
         }
-
-    def describe_ahead(self, batch_nbytes: int) -> str:
-        """Return how many batches may be in flight, and their memory if the size of a batch is known; 0 is unknown."""
-        number = self.limits.max_in_flight
-        return f"at most {number} in flight" + (f" ({_shown_bytes(number * batch_nbytes)})" if batch_nbytes else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and the noun in its plural."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+        return facts | {"ahead": f"at most {number} in flight{memory}"} if self.num_workers else facts
 
 
 def _shown_bytes(nbytes: int) -> str:

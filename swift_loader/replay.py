@@ -313,7 +313,9 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
         ValueError: It isn't such a file, or has no state there, or several.
     """
     content = read_file(Path(path), unpickle=unpickle)
-    has = keys_of(content)
+    has = f"it is a {type(content).__name__}"
+    if isinstance(content, Mapping):
+        has = f"it has the keys {', '.join(repr(str(name)) for name in content)}"
     if key is not None:
         found = [node for place, node in nodes(content, "") if place == key]
         if not found:
@@ -330,13 +332,6 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
         places = ", ".join(map(repr, states))
         raise ValueError(f"{path} has several states, at {places}; give the key of one of them")
     return next(iter(states.values()))
-
-
-def keys_of(content: Any) -> str:
-    """Return what a file holds, for an error."""
-    if isinstance(content, Mapping):
-        return f"it has the keys {', '.join(repr(str(name)) for name in content)}"
-    return f"it is a {type(content).__name__}"
 
 
 def nodes(node: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from swift_loader.__main__ import CommandError
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.errors import SwiftLoaderError
-from swift_loader.options import counted
+from swift_loader.errors import SwiftLoaderError, counted
 from swift_loader.pipeline.epochs import PipelineState
-from swift_loader.replay import keys_of, nodes, read_file
+from swift_loader.replay import nodes, read_file
 from swift_loader.sampling.run import Checkpoint
 
 
@@ -32,14 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
             of = [kind for kind, (keys, _) in _KINDS.items() if isinstance(node, Mapping) and node.keys() >= keys]
             if of and not any(f"{place}.".startswith(outer) for outer in found):  # a sampler's is inside
                 found.append(place and f"{place}.")
-                lines = [f"  {name:<10}{text or 'nothing'}" for name, text in _KINDS[of[0]][1](node).items()]
-                lines = [f"{place or arguments.file}: the state of a {of[0]}", *lines]
-                sys.stdout.writelines(f"{line}\n" for line in lines)
+                lines = [f"  {name:<10}{text or 'nothing'}\n" for name, text in _KINDS[of[0]][1](node).items()]
+                sys.stdout.writelines([f"{place or arguments.file}: the state of a {of[0]}\n", *lines])
     except (OSError, TypeError, ValueError, SwiftLoaderError) as error:
         raise CommandError(f"{place and f'{place}: '}{' '.join(str(error).split())}") from error
     if not found:
-        text = f"{arguments.file} has no state of a loader or pipeline, as state_dict() returns it"
-        raise CommandError(f"{text}; {keys_of(content)}")
+        raise CommandError(f"{arguments.file} has no state of a loader, as state_dict() returns it")
     return 0
 
 
@@ -57,29 +54,26 @@ def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_dataloader(state: Mapping[str, Any]) -> dict[str, str]:
-    saved, batching = LoaderPosition.from_dict(state), state.get("batching", {})
-    draws, size = saved.draws, batching.get("batch_size")
-    num_states = sum(one.has_state for one in saved.workers)
+    saved, size = LoaderPosition.from_dict(state), state.get("batching", {}).get("batch_size")
     return {
-        "epoch": f"{draws.epoch}{', which is over' if draws.is_over else ''}",
+        "epoch": f"{saved.draws.epoch}{', which is over' if saved.draws.is_over else ''}",
         "position": f"after {counted(saved.num_yielded, 'batch')}{'' if size is None else f' of {size}'}",
-        "seed": f"{draws.base_seed}, of the workers in this epoch",
-        "order": "by the sampler's own state" if draws.sampler_state else "drawn again from the epoch's beginning",
+        "seed": f"{saved.draws.base_seed}, of the workers in this epoch",
+        "order": "by the sampler's own state" if saved.draws.sampler_state else "drawn again from the beginning",
         "skipped": ", ".join(f"batch {step}, which came early" for step in saved.ahead),
-        "workers": f"{saved.num_workers}, {num_states} with a state of the dataset",
+        "workers": f"{saved.num_workers}, {sum(one.has_state for one in saved.workers)} with a state of the dataset",
     }
 
 
 def _of_pipeline(state: Mapping[str, Any]) -> dict[str, str]:
     saved = PipelineState.from_dict(state)
-    num_states = sum(one is not None for one in saved.sources)
     return {
         "epoch": f"{saved.epoch}",
         "position": "" if saved.place is None else f"after {state['place']}: items, from the source on",
         "seed": f"{saved.seed}",
         "order": ", ".join(saved.parameters) or "the source's",
         "skipped": counted(sum(saved.failures), "item"),
-        "sources": f"{len(saved.sources)}, {num_states} with a state of their own",
+        "sources": f"{len(saved.sources)}, {len(saved.sources) - saved.sources.count(None)} with a state of their own",
     }
 
 

@@ -483,10 +483,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if not isinstance(self.dataset, IterableDataset):  # torch remembers that its length was asked for
             with suppress(Exception):  # of the user's `__len__`
                 num_samples, num_batches = len(self.dataset), len(self)  # type: ignore[arg-type]
-        where = ["not started"] if epoch is None else [epoch.describe()]
+        state = "not started" if epoch is None else epoch.describe()
         if self._loaded is not None:
-            where = [f"resumes in epoch {self._loaded.draws.epoch} at batch {self._loaded.num_yielded}"]
-        return options.delivery_of(self).describe(self.dataset, num_samples, num_batches, self.batch_size, *where)
+            state = f"resumes in epoch {self._loaded.draws.epoch} at batch {self._loaded.num_yielded}"
+        return options.delivery_of(self).describe(self.dataset, [num_samples, num_batches, self.batch_size], state)
 
     @property
     def _is_accelerate_prepared(self) -> bool:

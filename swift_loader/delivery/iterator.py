@@ -108,9 +108,8 @@ class ShownIterator(LoopIterator):
 
     def _take_back(self, delivery: Any, error: BaseException) -> None:
         super()._take_back(delivery, error)
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 @cache

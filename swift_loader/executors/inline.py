@@ -63,21 +63,20 @@ class LocalBuilder:
         who: str,
         store: SlotStore,
         identity: TorchIdentity | None = None,
-        worker_id: int | None = None,
     ) -> None:
         """Prepare to build batches.
 
         `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
         torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
         the batches, for the causes of errors. `store` has the memory of the batches; the builder alone uses it.
-        `identity`: see `BatchBuilder`. `worker_id`: of the worker thread; None: it is the loop's.
+        `identity`: see `BatchBuilder`. None: in the loop's thread.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
         self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
         self._metrics = metrics
-        self._who, self._rank, self._worker_id = who, rank_in(spec), worker_id
+        self._who, self._rank, self._is_worker = who, rank_in(spec), identity is not None
         self._plan = Plan.of(num_samples, spec.plan)
         self._store = store
         self.largest_nbytes = 0
@@ -151,7 +150,7 @@ class LocalBuilder:
             last = last.__cause__
         where = f"{failed.stage.value}{sample}, {describe_work(task.work, self._plan)}"
         last.__cause__ = RemoteTraceback(f"In {self._who}, {where}{note}")
-        return noted(error, place_of(task.work, self._rank, self._worker_id, failed.index))
+        return noted(error, place_of(task.work, self._rank, self._worker if self._is_worker else None, failed.index))
 
 
 def dataset_of(options: WorkerOptions) -> Any:

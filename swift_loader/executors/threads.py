@@ -220,7 +220,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             who=self.explainer.who(worker),
             store=worker.slots,
             identity=TorchThread(worker.worker_id),
-            worker_id=worker.worker_id,
         )
 
     def watching(self) -> AbstractContextManager[None]:

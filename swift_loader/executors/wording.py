@@ -114,10 +114,6 @@ class Explainer:
             ", with all samples fetched," if position >= len(keys) else f", at dataset index {shown(keys[position])},"
         )
 
-    def place(self, work: Work, worker_id: int, index: int | None) -> str:
-        """Return where the user's code raised, in a few words."""
-        return place_of(work, self._rank, worker_id, index)
-
     def rebuilt(self, failure: Failure, who: str, definitions: Definitions, unit: str = "") -> Exception:
         """Return the exception for a failure of the user's code. `unit` says at what; empty if unknown."""
         return rebuild(failure, who, definitions, unit and f", {unit}")
@@ -132,9 +128,10 @@ class Explainer:
         """Return the exception for a failure of the user's code in a worker."""
         is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
         work = worker.tasks[0].work if is_known else None
-        unit = "" if work is None else self.describe(work)
-        error = self.rebuilt(failure, self.who(worker), self._definitions, unit)
-        return error if work is None else noted(error, self.place(work, worker.worker_id, failure.index))
+        error = self.rebuilt(failure, self.who(worker), self._definitions, "" if work is None else self.describe(work))
+        if work is None or self.unit != "batch":  # whoever uses workers for something else notes its own place
+            return error
+        return noted(error, place_of(work, self._rank, worker.worker_id, failure.index))
 
     def sample_failure(self, failed: SampleFailed, worker: Handle) -> SampleFailure:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""

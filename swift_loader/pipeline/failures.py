@@ -300,8 +300,7 @@ def explained(error: BaseException, stage: str, item: int | None) -> BaseExcepti
     if isinstance(error, StopIteration):  # it would end the loop early
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")
         error.__cause__ = stop
-    where = "as its workers started" if item is None else f"item {item}"
-    place = _Place(f"In stage {stage!r}, {where if item is None else f'at {where}'}")
+    place = _Place(f"In stage {stage!r}, {'as its workers started' if item is None else f'at item {item}'}")
     last, seen = error, {id(error)}
     while (cause := last.__cause__) is not None and id(cause) not in seen:  # `raise error from error` is a circle
         if isinstance(cause, _Place) and cause.stage == place.stage:  # the same error was raised for another item
@@ -312,7 +311,7 @@ def explained(error: BaseException, stage: str, item: int | None) -> BaseExcepti
     if cause is None and not last.__suppress_context__:
         place.__cause__ = last.__context__  # else it would not be shown
     last.__cause__ = place
-    return noted(error, f"stage {stage!r}, {where}")
+    return noted(error, place.text.removeprefix("In "))
 
 
 _HINTS = {

@@ -66,10 +66,6 @@ class StageExplainer(Explainer):
         """Return nothing: a task is one item."""
         return ""
 
-    def place(self, work: Work, worker_id: int, index: int | None) -> str:  # noqa: ARG002
-        """Return the stage and the item."""
-        return f"stage {self._stage!r}, {self.describe(work)}"
-
     def rebuilt(self, failure: Failure, who: str, definitions: Definitions, unit: str = "") -> Exception:
         """Return it with process, stage and item in its cause."""
         context = f"In {who}, {f'at {unit}' if unit else 'as it started'}:"

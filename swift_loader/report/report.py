@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import time_text
+from swift_loader.errors import counted, time_text
 from swift_loader.log import logger
 from swift_loader.metrics.machine import available_memory
 from swift_loader.metrics.observations import (
@@ -392,11 +392,10 @@ def _speed(observations: Observations) -> str:
     setup, elapsed = observations.setup, observations.elapsed_s
     delivered = observations.num_delivered
     rate = f", {delivered / elapsed:.4g} batches/s" if elapsed > 0 and delivered > 1 else ""  # one was there already
-    noun, plural = ("thread", "threads") if setup.worker_type == "thread" else ("process", "processes")
     num_here = setup.num_workers - setup.num_remote
-    workers = f"{num_here} worker {noun if num_here == 1 else plural}"
+    workers = counted(num_here, f"worker {setup.worker_type}")
     if setup.num_remote:
-        actors = f"{setup.num_remote} Ray actor{'' if setup.num_remote == 1 else 's'}"
+        actors = counted(setup.num_remote, "Ray actor")
         workers = f"{actors} and {workers}" if num_here else actors
     cores = f"{setup.num_cores:g} core{'' if setup.num_cores == 1 else 's'}"
     return (

@@ -259,7 +259,7 @@ def test_an_error_comes_at_its_item_and_stays(where: Any) -> None:
     assert isinstance(last, RemoteTraceback)
     assert "stage" in str(last)
     assert "item 5" in str(last)
-    assert getattr(caught.value, "__notes__", None) in (None, [f"swift_loader: stage '{function.__name__}', item 5"])
+    assert getattr(caught.value, "__notes__", None) in (None, [f"swift_loader: stage '{function.__name__}', at item 5"])
 
 
 @pytest.mark.parametrize("where", ["thread", "process", "loop"])
@@ -326,7 +326,7 @@ def test_one_error_for_many_items_keeps_one_place_and_its_context() -> None:
     place = error.__cause__
     assert isinstance(place, RemoteTraceback)
     assert "item 60" in str(place)
-    assert getattr(error, "__notes__", None) in (None, ["swift_loader: stage 'fail', item 60"])
+    assert getattr(error, "__notes__", None) in (None, ["swift_loader: stage 'fail', at item 60"])
     assert isinstance(place.__cause__, KeyError)
 
 

@@ -123,7 +123,7 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
         ("gone.json", None, "No such file or directory"),
         ("broken.json", "{", "broken.json isn't JSON"),
         ("broken.pt", "{", "broken.pt isn't a file of torch.save"),
-        ("other.json", '{"epoch": 3}', "has no state of a loader or pipeline, .*; it has the keys 'epoch'"),
+        ("other.json", '{"epoch": 3}', "has no state of a loader"),
         ("foreign.json", '{"data": {"_snapshot": {}, "_iterator_finished": false}}', "data: the state .*version"),
     ],
 )

@@ -306,6 +306,7 @@ def test_fewer_batches_than_workers_are_worth_a_warning_that_says_what_to_give()
     ],
 )
 def test_the_batches_in_flight_say_what_memory_they_mean(batch_nbytes: int, text: str) -> None:
-    assert options_of(worker_per_consumer=8).delivery.describe_ahead(batch_nbytes) == text
     given = options_of(worker_per_consumer=8, data_queue_size=5).delivery
-    assert given.describe_ahead(1000) == "at most 5 in flight (5 kB)"
+    chosen = options_of(worker_per_consumer=8).delivery
+    assert chosen.describe([], [None] * 3, nbytes=batch_nbytes)["ahead"] == text
+    assert given.describe([], [None] * 3, nbytes=1000)["ahead"] == "at most 5 in flight (5 kB)"
