@@ -161,7 +161,7 @@ class InlineEpoch(Epoch):
             raise
         step = self._num_fetched if self._is_stream else drawn.step
         num_samples = len(drawn.keys) if self._batches else 1
-        self._metrics.note_built_here(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
+        self._metrics.note_inline(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state

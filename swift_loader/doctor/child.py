@@ -339,6 +339,13 @@ class _Examiner:
         batches = observed.batches[1:] if len(observed.batches) > 1 else observed.batches  # the first one warms up
         times = stage_times(batches)
         p50_s, collate_s = (float(np.median(times[stage])) / 1e9 for stage in ("build", "collate"))
+        if collate_fn not in (None, torch_collate) and collate_s > max(p50_s / 3, _LEAST_TAIL_S):
+            self.diagnosis.warning(
+                "time",
+                "The collate function takes more than a third of a batch's time.",
+                f"{time_text(collate_s)} of {time_text(p50_s)} for a batch of {batch_size}",
+                "Stack arrays or tensors, not lists of numbers; collate_fn(samples, memory) writes to shared memory.",
+            )
         self.diagnosis.batch = BatchTime(batch_size, p50_s, float(times["build"].mean()) / 1e9, collate_s, nbytes)
         return ""
 
@@ -349,7 +356,8 @@ class _Examiner:
             return
         sample_s = timing.mean_s if batch is None else batch.mean_s / batch.batch_size
         batch_s, num_cores = sample_s * self._settings.batch_size, available_cores()
-        window = Window(1, 0.0, step_s, batch_s, batch_s * timing.cpu_share, 0.0)
+        # As if the machine were idle.
+        window = Window(1, 0.0, step_s, batch_s * (1 - timing.core_wait_share), batch_s * timing.cpu_share, 0.0)
         num_workers = window.needed_workers(Machine(num_cores, _MAX_WORKERS))
         rate = window.expected_rate(num_workers, num_cores)
         self.diagnosis.workers = WorkersNeeded(num_workers, num_cores, step_s, 1 / rate, rate * step_s >= NEARLY)
@@ -391,8 +399,10 @@ class _Examiner:
             )
         except AssertionError as mismatch:
             text = " ".join(str(mismatch).split()).partition(". A sample must depend")[0]  # the remedy says it
-            what, remedy = "A stopped run doesn't resume exactly.", samples.KEEP_NOTHING
-            self.diagnosis.fault("resume", what, f"{run}: {text}", remedy)
+            what = "A stopped run doesn't resume exactly."
+            if "simply run again" in text:
+                what = "A run can't be repeated, so it can't resume exactly either."
+            self.diagnosis.fault("resume", what, f"{run}: {text}", samples.KEEP_NOTHING)
         except Exception as failure:
             text = " ".join(text_of(failure).split())
             remedy = "Follow the error's advice, then examine the dataset again."

@@ -67,11 +67,9 @@ class Settings:
     """A process that makes no progress for so long is taken to hang, and is killed."""
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "batch_size", "num_workers", "stall_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}; give a number above 0")
-        if self.step_s is not None and not self.step_s > 0:
-            raise ValueError(f"step_s={self.step_s!r}; give a number of seconds above 0, or None")
+        for name in ("seconds", "batch_size", "num_workers", "stall_s", "step_s"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name}={value!r}; give a number above 0")
 
 
 class Severity(str, Enum):
@@ -138,6 +136,8 @@ class Timing:
     mean_s: float
     cpu_share: float
     """CPU time of all samples / their time."""
+    core_wait_share: float
+    """Share of their time in which they waited for a core, because the machine was busy. 0: unknown."""
     slowest: tuple[tuple[int, float], ...]
     """(dataset index, seconds), slowest first."""
     nbytes: float
@@ -248,12 +248,14 @@ class Diagnosis:
         timing, batch, needed = self.timing, self.batch, self.workers
         if timing is None:
             return
-        bound = "CPU-bound" if timing.cpu_share >= 0.8 else "mixed"  # noqa: PLR2004
-        if timing.cpu_share <= 0.4:  # noqa: PLR2004
+        core_wait, idle_share = timing.core_wait_share, timing.cpu_share / (1 - timing.core_wait_share or 1)
+        bound = "CPU-bound" if idle_share >= 0.8 else "mixed"  # noqa: PLR2004
+        if idle_share <= 0.4:  # noqa: PLR2004
             bound = "mostly waiting, for files, the network or other processes"
+        busy = f", {core_wait:.0%} waiting for a core: the machine is busy" if core_wait >= 0.1 else ""  # noqa: PLR2004
         yield (
             f"sample: p50 {time_text(timing.p50_s)}, p99 {time_text(timing.p99_s)}, max {time_text(timing.max_s)}; "
-            f"{timing.cpu_share:.0%} CPU ({bound}); {nbytes_text(timing.nbytes)}"
+            f"{timing.cpu_share:.0%} CPU ({bound}){busy}; {nbytes_text(timing.nbytes)}"
         )
         slowest = ", ".join(f"{index} ({time_text(took_s)})" for index, took_s in timing.slowest[:_NUM_SLOWEST])
         yield f"slowest dataset indices: {slowest}"
@@ -409,11 +411,9 @@ def _ended(folder: Path, status: int, stall_s: float) -> Finding:
     line = _line_in_dump(printed)
     last = [line.strip() for line in printed.splitlines() if line.strip()][-_MAX_LINES:]
     said = f", at {line}" if line is not None else f"; it printed: {' | '.join(last)}" if last else ""
-    where, remedy = f" at dataset index {number}", "Fetch that sample by itself in a script of yours; "
-    remedy += "python -X faulthandler shows where it stops."
+    where, remedy = f" at dataset index {number}", "Fetch that sample in a script of yours: python -X faulthandler."
     if not indices:
-        where, remedy = "", "If it only takes long, pass a larger --stall-seconds; else run it in a script of yours to "
-        remedy += "see where it stops."
+        where, remedy = "", "Pass a larger --stall-seconds, or run it in a script of yours to see where it stops."
     what = f"The process that runs the dataset {how}{where}."
     return Finding(Severity.FAULT, "faults", what, f"it was {doing.rstrip()}{said}", remedy, indices)
 

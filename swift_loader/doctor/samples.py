@@ -9,9 +9,10 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from swift_loader.doctor.examination import (
     line_of,
     quoted,
 )
+from swift_loader.metrics.machine import main_thread_ns
 from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.permutation import permute
 from swift_loader.transport.by_value import Definitions
@@ -52,7 +54,7 @@ _PLACE_SIZE = 64
 
 KEEP_NOTHING = (
     "Let a sample depend on its index and on swift_loader.sample_rng() alone: keep nothing from one sample to the "
-    "next, leave out the time, and give a generator in the constructor a fixed seed."
+    "next, no generator either, and leave out the time. What the constructor draws needs a fixed seed."
 )
 
 
@@ -161,14 +163,17 @@ def timing_of(samples: Sequence[Fetch]) -> Timing:
     counted = samples[1:] or samples
     took = np.array([sample.took_s for sample in counted])
     slowest = sorted(counted, key=lambda sample: -sample.took_s)[:_NUM_SLOWEST]
-    mean_s = float(took.mean())
+    mean_s, cpu_s = float(took.mean()), sum(sample.cpu_s for sample in counted)
+    cpu_share = min(1.0, cpu_s / max(float(took.sum()), 1e-12))
+    ran_ns, waited_ns = main_thread_ns()  # since the process began: it has done little else
     return Timing(
         num_samples=len(samples),
         p50_s=float(np.percentile(took, 50)),
         p99_s=float(np.percentile(took, 99)),
         max_s=float(took.max()),
         mean_s=mean_s,
-        cpu_share=min(1.0, sum(sample.cpu_s for sample in counted) / max(float(took.sum()), 1e-12)),
+        cpu_share=cpu_share,
+        core_wait_share=min(1 - cpu_share, cpu_share * waited_ns / max(1, ran_ns)),
         slowest=tuple((sample.index, sample.took_s) for sample in slowest),
         nbytes=float(np.mean([sum(leaf.nbytes for leaf in sample.layout) for sample in samples])),
         samples_per_s=1 / max(mean_s, 1e-9),
@@ -319,6 +324,8 @@ def judge_leaves(samples: Sequence[Fetch], error: str, diagnosis: Diagnosis) -> 
 
 # Randomness -----------------------------------------------------------------------------------------------------------
 
+_CLOCKS = [time.time, time.time_ns, datetime.now]
+
 Held = dict[str, Any]
 """The generators that the dataset holds, by a name for people."""
 
@@ -357,20 +364,19 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
             reseeded = stuck if reseeded is None else reseeded & stuck
         if time.perf_counter() > deadline_s:
             break
-    if failed and not repeated:
+    if not repeated:
         diagnosis.warning(
             "randomness",
             "Nothing shows whether samples can be repeated.",
             f"all of {len(indices)} that were fetched again failed; the last one with {failed}",
             "Mend what fails, and examine it again.",
         )
-    if not repeated:
         return
     sources = dict.fromkeys(name for one in repeated.values() for name in one.drawn)
     keyed, num_samples = [name for name in sources if name not in held], count_text(len(repeated), "sample")
     if differing:
         drawn = dict.fromkeys(name for index in differing for name in repeated[index].drawn)
-        _tell_difference(differing, [name for name in drawn if name in held], diagnosis)
+        _tell_difference(subject, differing, [name for name in drawn if name in held], diagnosis)
     else:
         diagnosis.healthy.append(f"{num_samples} built twice with the same seeds are equal")
     if keyed:
@@ -387,29 +393,30 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
         )
 
 
-def _tell_difference(differing: Mapping[int, str], guilty: Sequence[str], diagnosis: Diagnosis) -> None:
+def _tell_difference(subject: Subject, differing: dict[int, str], guilty: list[str], diagnosis: Diagnosis) -> None:
     """Add the finding that samples with these indices differ, at these paths. `guilty`: what they draw from."""
-    if guilty:
-        cause = f"they draw from {quoted(guilty)}, which the loader doesn't seed"
-        remedy = (
-            "Draw from swift_loader.sample_rng() in __getitem__, or from random, numpy.random or torch's default "
-            "generator, which the loader seeds for each sample."
-        )
-    else:
-        cause, remedy = (
-            "no random source was seen: they may depend on earlier samples (a counter, a cache), on the time, or "
-            "on a generator made without a seed, such as random.Random() in __getitem__",
-            KEEP_NOTHING,
-        )
+    clocks: set[str] = set()
+
+    def note(frame: FrameType, _event: str, called: Any) -> None:
+        if called in _CLOCKS:
+            clocks.add(f"{called.__name__}() at {line_of(_stack_from(frame))}")
+
     indices, paths = sorted(differing), sorted({f"sample{path}" for path in differing.values()})
-    diagnosis.fault(
-        "randomness",
-        "Samples differ when they are fetched twice with the same seeds, so a run can't be repeated or resumed "
-        "exactly.",
-        f"dataset indices {quoted(indices)}, in {quoted(paths)}; {cause}",
-        remedy,
-        indices,
-    )
+    with subject.seeded(indices[0]), suppress(Exception):
+        sys.setprofile(note)
+        subject.singles[indices[0]]
+    sys.setprofile(None)
+    causes = [*(f"draw from {one}" for one in guilty), *(f"call {one}" for one in sorted(clocks))]
+    cause = f"they {quoted(causes)}" if causes else "no random source was seen: they may depend on earlier samples (a "
+    cause += "" if causes else "counter, a cache), on the time, or on a generator made without a seed"
+    what, remedy = "", KEEP_NOTHING
+    if guilty:
+        what = "Workers have copies of the dataset's generator: they may draw the same, and again in each epoch. "
+        remedy = "In __getitem__, draw from swift_loader.sample_rng(), or from random, numpy.random or torch's default "
+        remedy += "generator: the loader seeds these for each sample, differently in each epoch."
+    what += "Samples differ when they are fetched twice with the same seeds, so a run can't be repeated or resumed."
+    seen = f"dataset indices {quoted(indices)}, in {quoted(paths)}; {cause}"
+    diagnosis.fault("randomness", what, seen, remedy, indices)
 
 
 def _watched(subject: Subject, index: int, epoch: int, held: Held) -> _Watched:

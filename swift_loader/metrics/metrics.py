@@ -145,9 +145,7 @@ class Metrics:
             self._count()
         return number
 
-    def note_built_here(
-        self, epoch: int, step: int, num_samples: int, asked_ns: int, began_ns: int, cpu_ns: int
-    ) -> None:
+    def note_inline(self, epoch: int, step: int, num_samples: int, asked_ns: int, began_ns: int, cpu_ns: int) -> None:
         """Record a batch that the loop's thread has just built, in one go: all counts as fetching.
 
         `cpu_ns`: the thread's CPU time when it began.

@@ -382,8 +382,7 @@ def _lines(report: Report) -> Iterator[str]:
             yield "what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"
         elif cpu is not None and _is_busy(cpu):
             who = "workers wait" if setup.num_workers else "the loop waits"
-            share = f"{100 * cpu.waiting_for_core:.0f} %"
-            yield f"{who} for a core {share} of the time at a batch: the machine is busy"
+            yield f"{who} for a core {100 * cpu.waiting_for_core:.0f} % of the time at a batch: the machine is busy"
         elif not report.tuning:
             yield from map(str, report.advice or ["more workers wouldn't bring 5 %"])
 

@@ -206,6 +206,11 @@ class SeveralFaults(OpenFile):
         return {"noise": self.rng.normal(size=2 + index % 2)}
 
 
+def slow_collate(samples: list[Any]) -> Any:
+    time.sleep(SLOW_S)
+    return samples
+
+
 # Real kinds ----------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from swift_loader.__main__ import CommandError, main
 from swift_loader.doctor import Diagnosis, Finding, Settings, Severity, diagnose
+from swift_loader.doctor.examination import Timing
 from tests.support import doctor_datasets as planted
 from tests.support.doctor_datasets import FOLDER, write_samples
 from tests.support.helpers import exhaustive, set_environ
@@ -104,7 +105,7 @@ def test_of_an_open_hdf5_file_only_the_sharing_is_told(tmp_path: Path, monkeypat
     [
         ("Unkeyed", "dataset.rng"),
         ("UnkeyedByTheSystem", "generator made without a seed"),
-        ("Timed", "on the time"),
+        ("Timed", "they call time_ns() at "),
         ("Counting", "no random source was seen"),
     ],
 )
@@ -117,6 +118,7 @@ def test_samples_that_differ_are_named_with_their_cause(name: str, cause: str) -
     assert found(diagnosis, "resume").severity is Severity.FAULT
     if name.startswith("Unkeyed"):
         assert "sample_rng()" in finding.remedy
+    assert ("they may draw the same" in finding.what) == (name == "Unkeyed")
 
 
 @pytest.mark.slow
@@ -156,6 +158,17 @@ def test_a_planted_fault_is_found_with_its_remedy(
 def test_samples_are_collated_with_the_function_that_is_asked_for() -> None:
     finding = found(diagnosed("Ragged", collate="torch"), "leaves")
     assert "stack expects each tensor to be equal size" in finding.evidence
+
+
+@pytest.mark.slow
+def test_a_slow_collate_function_is_told() -> None:
+    diagnosis = diagnosed("Sound", collate=target("slow_collate"))
+    assert "The collate function takes more than a third" in found(diagnosis, "time").what
+
+
+def test_waiting_for_a_core_is_not_taken_for_waiting_for_files() -> None:
+    timing = Timing(10, 0.01, 0.02, 0.03, 0.01, 0.3, 0.65, ((1, 0.03),), 100.0, 100.0)
+    assert "30% CPU (CPU-bound), 65% waiting for a core: the machine is busy;" in str(Diagnosis("it", timing=timing))
 
 
 @pytest.mark.slow
