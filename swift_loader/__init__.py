@@ -138,8 +138,6 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use. Workers import this package too, and need little of it."""
-    if name == "WorkerPool":  # until 0.3
-        raise ImportError("WorkerPool was removed, as it saved no memory; give each DataLoader its own num_workers")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "swift_loader.errors")), name)

@@ -81,10 +81,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         rng: Literal["sample", "worker"] | None = "sample",
         seed: int | None = None,
         worker_type: Literal["process", "thread"] = "process",
-        start_method: None = None,
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
-        workers: None = None,
         executor: RayExecutor | None = None,
         shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
@@ -126,12 +124,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             worker_type: `"process"`: each worker is a process. `"thread"`: each worker is a
                 [thread](dataloader.md#threads) of this process. Threads share the dataset, which must be thread-safe.
                 They also share the global generators, so only `sample_rng()` is seeded.
-            start_method: Removed. Give `multiprocessing_context`.
             worker_restarts: How many times in a row, with no batch in between, a dead worker is replaced. Then the loop
                 gets `WorkerDied`. See [a worker dies](failures.md#a-worker-dies).
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
                 its Python stack. None or 0: no warning.
-            workers: Removed. Give each loader its own `num_workers`.
             executor: A `RayExecutor` makes all workers [Ray](ray.md) actors, on any node of a cluster, as many as its
                 `num_workers` says. None: workers are on this machine.
             shard_stream: Who shares out an `IterableDataset`. True: the loader, over ranks and workers. `"workers"`:
@@ -156,13 +152,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if seed is not None and generator is None:
             generator = torch.Generator()
         is_auto = num_workers == "auto"
-        if workers is not None:
-            raise TypeError("DataLoader has no option 'workers' any more; give each loader its own num_workers")
-        if start_method is not None:
-            raise TypeError(
-                "DataLoader has no option 'start_method' any more; give multiprocessing_context='forkserver' for "
-                "'template', and 'fork' or 'spawn' for themselves"
-            )
         others = {"multiprocessing_context": multiprocessing_context, "num_workers": "auto" if is_auto else None}
         num_workers = options.num_of_actors(executor, options.first_number(num_workers), others, worker_type)
         newer: dict[str, Any] = {

@@ -651,9 +651,6 @@ class Receivers:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self._threads = []
 
-    def __repr__(self) -> str:
-        return f"<Receivers: {self._leader.value} lead, {len(self._threads)} threads>"
-
 
 class _ReceiverThread(LoaderThread):
     """A thread that receives from some workers while the loop's thread doesn't. It leads until `park`."""

@@ -330,6 +330,3 @@ class CrewExecutor(Executor, Generic[AWorker]):
                 continue
             worker.join(max(0.0, self._ends_by_s - time.monotonic()))
         return []
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._state.value}, {len(self._workers)} workers>"

@@ -257,6 +257,3 @@ class InlineExecutor(Inbox, Executor):
         keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
         with keeping, limited_threads(chosen_threads()):
             yield
-
-    def __repr__(self) -> str:
-        return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

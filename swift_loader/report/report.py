@@ -287,10 +287,6 @@ class Report(Mapping[str, Any]):
         """
         return () if self.observations is None or self.tuning else advise(self.observations, self.option)
 
-    def __getattr__(self, name: str) -> Any:
-        gone = "; Report predicts no speeds any more: report.advice has the number of workers that may help"
-        raise AttributeError(f"a Report has no attribute {name!r}{gone if name == 'predict' else ''}")
-
     def _measured(self) -> Observations:
         if self.observations is None:
             raise ValueError("nothing is measured: ask again once the loop got a batch; benchmark=False measures none")

@@ -99,19 +99,13 @@ def test_a_wrong_value_gets_the_error_of_the_swift_loader(options: dict[str, Any
     assert str(caught.value) == str(expected.value)
 
 
-def test_an_argument_that_is_wrong_or_was_removed_says_what_to_do() -> None:
+def test_an_argument_that_is_wrong_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"rng='samples' is unknown; it must be one of 'sample'"):
         DataLoader([1, 2], rng="samples")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="prefetch_factor=0 is too small"):
         DataLoader(NUMBERS, num_workers=1, prefetch_factor=0)
     with pytest.raises(TypeError, match="dataset is the class list; give an instance"):
         list(DataLoader(list, num_workers=1))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="'workers' any more; give each loader its own num_workers"):
-        DataLoader(NUMBERS, workers=2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="'start_method' any more; give multiprocessing_context='forkserver'"):
-        DataLoader(NUMBERS, start_method="template")  # type: ignore[arg-type]
-    with pytest.raises(ImportError, match=r"WorkerPool was removed.*give each DataLoader its own num_workers"):
-        from swift_loader import WorkerPool  # type: ignore[attr-defined] # noqa: F401
 
 
 def test_the_repr_says_what_it_is_and_where_the_loop_is() -> None:

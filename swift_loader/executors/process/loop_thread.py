@@ -231,6 +231,3 @@ class LoopThread:
         while self._calls:
             with contextlib.suppress(Stopped):
                 self._calls.popleft()()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._state.value}, {len(self._calls)} calls>"

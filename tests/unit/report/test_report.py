@@ -124,11 +124,6 @@ def test_no_number_is_advised_while_the_loader_chooses_it() -> None:
     assert "would" not in repr(report)
 
 
-def test_what_is_gone_says_what_there_is() -> None:
-    with pytest.raises(AttributeError, match=r"report\.advice has the number of workers"):
-        slow_report().predict(num_workers=4)
-
-
 @given(seed=st.integers(0, 2**32), num_batches=st.integers(0, 60), num_workers=st.integers(0, 5))
 @settings(max_examples=25, deadline=None)
 def test_no_figures_are_too_strange_for_a_report(seed: int, num_batches: int, num_workers: int) -> None:
