@@ -76,5 +76,5 @@ class Observer:
             world_size_here=ranks_here(),
             has_device=has_device,
             num_remote=0 if delivery.executor is None else max(0, num_workers - delivery.num_local),
-            run_delay_ratio=max(0.0, waited_ns / max(1, ran_ns)),
+            run_delay_ratio=max(0.0, waited_ns / ran_ns) if ran_ns > 0 else 0.0,  # a fork has other counts
         )
