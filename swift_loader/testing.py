@@ -109,9 +109,7 @@ def _cuts(reference: list[_Seen], count: int) -> list[int]:
     return sorted(spread | {number for number in ends[:1] if number < len(reference)})
 
 
-def _run(
-    loader: Any, state: dict[str, Any] | None, length: int, done: int = 0, *, in_samples: bool = False
-) -> list[_Seen]:
+def _run(loader: Any, state: Any, length: int, done: int = 0, *, in_samples: bool = False) -> list[_Seen]:
     """Return the batches of a loader from a state on: `length` batches, or enough for `length` samples.
 
     `done`: samples of the run before it.

@@ -286,10 +286,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """
         number = check_integer("num_workers", num_workers, 1, MAX_WORKERS)
         if not self.num_workers:
-            raise RuntimeError(
-                f"resize({number}) needs a loader with workers, and num_workers=0 builds batches in the calling "
-                f"thread. Make the loader with num_workers=1 or more"
-            )
+            raise RuntimeError(f"resize({number}) needs workers, but num_workers=0; give 1 or more at the beginning")
         self._resize_to(number)
 
     def _resize_to(self, number: int) -> None:

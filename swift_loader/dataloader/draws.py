@@ -395,25 +395,22 @@ def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     """
     saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, SamplerSource(loader)
     seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
+    if given not in (None, seed) and not (seed is None and state.is_over):
+        raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give the same")
     before, here = len(state.generators), len(source.generators) + (seed is not None and loader.generator is None)
     is_drawn_again = state.num_drawn and not state.is_over and state.sampler_state is None and source.may_draw
-    problem = ""
-    if given not in (None, seed) and not (seed is None and state.is_over):
-        problem = f"seed={seed}, but this loader was given seed={given}"
-    elif is_drawn_again and before != here:
-        problem = f"an order from {before} generators of the loader and its samplers, but these have {here} here"
-    if problem:
+    if is_drawn_again and before != here:
         raise StateMismatch(
-            f"the state was saved with {problem}. Give the seed= or generator= that it was saved with, or start a new "
-            f"run without load_state_dict()"
+            f"the order of the state's epoch came from {before} generators of the loader and its samplers, but these "
+            f"have {here} here; give the seed= or generator= that it was saved with"
         )
     loader._order_seed = given if seed is None else seed  # noqa: SLF001
     if seed is not None and loader.generator is None:
         loader.generator = torch.Generator()
-        draws_elsewhere = state.is_begun and state.global_states  # it is the user's sampler
-        for sampler in source.samplers:
-            if type(sampler) is RandomSampler and sampler.generator is None and not draws_elsewhere:
-                sampler.generator = loader.generator
+        if not (state.is_begun and state.global_states):  # else the user's sampler drew from these
+            for sampler in source.samplers:
+                if type(sampler) is RandomSampler and sampler.generator is None:
+                    sampler.generator = loader.generator
 
 
 # How many batches may be drawn earlier than torch draws them ----------------------------------------------------------

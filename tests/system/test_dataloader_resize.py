@@ -238,7 +238,7 @@ def test_workers_that_are_killed_after_a_resize_show_nothing() -> None:
 
 
 def test_what_has_no_workers_of_its_own_refuses() -> None:
-    with pytest.raises(RuntimeError, match="num_workers=0 builds batches in the calling thread"):
+    with pytest.raises(RuntimeError, match=r"resize\(2\) needs workers"):
         loader_of(Drawing(), num_workers=0, multiprocessing_context=None).resize(2)
     with pytest.raises(ValueError, match="num_workers=0 is too small; it must be at least 1"):
         loader_of(Drawing()).resize(0)

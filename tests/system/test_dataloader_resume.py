@@ -454,11 +454,11 @@ def test_what_another_order_resumes_is_exact_or_refused(saved: str, loaded: str,
     epochs, told = resume(midway)
     is_same, num_own = saved == loaded, {"torch": 0, "seed=5": 1, "seed=6": 1, "generator": 1}
     if is_seed_saved and loaded.startswith("seed") and not is_same:
-        assert f"was saved with seed={5 if saved == 'seed=5' else None}, but this loader was given {loaded}. " in told
+        assert f"was saved with seed={5 if saved == 'seed=5' else None}, but this loader has {loaded}; give" in told
     elif is_seed_saved and saved == "seed=5":
         assert epochs == unbroken
     elif num_own[saved] != num_own[loaded]:
-        assert f"an order from {num_own[saved]} generators of the loader and its samplers, but these have" in told
+        assert f"came from {num_own[saved]} generators of the loader and its samplers, but these have" in told
     else:
         assert epochs[0] == unbroken[0]
     assert not told or sorted(epochs[0]) == list(range(103))
