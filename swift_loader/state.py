@@ -54,11 +54,11 @@ def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_dataloader(state: Mapping[str, Any]) -> dict[str, str]:
-    saved, size = LoaderPosition.from_dict(state), state.get("batching", {}).get("batch_size")
+    saved, batching = LoaderPosition.from_dict(state), state.get("batching", {})
     return {
         "epoch": f"{saved.draws.epoch}{', which is over' if saved.draws.is_over else ''}",
-        "position": f"after {counted(saved.num_yielded, 'batch')}{'' if size is None else f' of {size}'}",
-        "seed": f"{saved.draws.base_seed}, of the workers in this epoch",
+        "position": f"after {counted(saved.num_yielded, 'batch')}; batch_size={batching.get('batch_size')}",
+        "seed": f"{batching.get('seed')}",
         "order": "by the sampler's own state" if saved.draws.sampler_state else "drawn again from the beginning",
         "skipped": ", ".join(f"batch {step}, which came early" for step in saved.ahead),
         "workers": f"{saved.num_workers}, {sum(one.has_state for one in saved.workers)} with a state of the dataset",

@@ -107,7 +107,8 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
     for line in (
         "  position  after 10 of 100 samples; a step takes batch_size * nb_consumer",
         "  skipped   samples 20 to 39 of epoch 0",
-        "  position  after 1 batch",
+        "  position  after 1 batch; batch_size=None",
+        "  seed      None",
         "  order     by the sampler's own state",
         "  order     shuffle, buffer of 3",
     ):
