@@ -396,7 +396,7 @@ def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, SamplerSource(loader)
     seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
     if given not in (None, seed) and not (seed is None and state.is_over):
-        raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give the same")
+        raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give seed={seed}")
     before, here = len(state.generators), len(source.generators) + (seed is not None and loader.generator is None)
     is_drawn_again = state.num_drawn and not state.is_over and state.sampler_state is None and source.may_draw
     if is_drawn_again and before != here:

@@ -7,7 +7,7 @@ underscore in front.
     _steps_since_snapshot       always 0: the position is exact
     _iterator_finished          whether the loop has met the end of the epoch
     epoch                       in which a resume begins; only for the user
-    batching                    what the count of batches depends on
+    batching                    what the count of batches depends on, and the seed
     _snapshot
         _snapshot_step              batches that the loop got in this epoch
         _last_yielded_worker_id     which worker's shard gave the last one; streams only
