@@ -69,7 +69,7 @@ def check_progress(name: str, value: Any) -> bool:
     from importlib.util import find_spec
 
     if (shows := check_flag(name, value)) and find_spec("tqdm") is None:
-        raise ModuleNotFoundError(f"{name}=True needs tqdm: pip install 'swift_loader[progress]'", name="tqdm")
+        raise ModuleNotFoundError(f"{name}=True needs tqdm: pip install tqdm", name="tqdm")
     return shows
 
 

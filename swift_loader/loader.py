@@ -172,7 +172,7 @@ class SwiftLoader:
             benchmark_file: File to which `close()` writes these times, as JSON. Rank N > 0 writes `times_rankN.json`
                 instead of `times.json`. None: they go to the log, if there is one.
             progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
-                which the loop waited for data. Needs tqdm, as in `swift_loader[progress]`.
+                which the loop waited for data. Needs tqdm.
             validate: True makes `start()` wait for the first batch, and compares a few samples of [each build of the
                 dataset](datasets.md#one-dataset-in-all-processes). If the loop begins with that batch, it isn't built
                 again.

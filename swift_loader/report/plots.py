@@ -54,9 +54,7 @@ def draw(title: str, parts: Sequence[Part], observations: Observations, path: st
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a plot needs matplotlib: pip install 'swift_loader[plot]'", name="matplotlib"
-        ) from error
+        raise ModuleNotFoundError("a plot needs matplotlib: pip install matplotlib", name="matplotlib") from error
     figure = Figure(figsize=_INCHES, facecolor="white")
     FigureCanvasAgg(figure)
     above = figure.add_gridspec(1, 2, left=0.125, right=0.86, top=0.865, bottom=0.63, wspace=0.62)

@@ -90,7 +90,7 @@ def starting(**options: Any) -> None:
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'swift_loader\[ray\]'"):
+    with pytest.raises(ImportError, match="pip install ray"):
         starting()
 
 

@@ -27,7 +27,7 @@ def imported_ray() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            f"RayExecutor needs Ray, which can't be imported ({error}). Install it with pip install 'swift_loader[ray]'"
+            f"RayExecutor needs Ray, which can't be imported ({error}). Install it with pip install ray"
         ) from error
     return ray
 
