@@ -416,12 +416,13 @@ class Lifecycle:
         """
         settings, begin = self.plan_settings(), self.run.next_begin(self.num_samples())
         batches, reloads = loop.epoch_loop.batch_progress, loop.trainer.reload_dataloaders_every_n_epochs
-        if loop.restarting and (begin.num_samples or batches.is_last_batch):
-            done = loop.max_batches if batches.is_last_batch else settings.resumed_at(begin)[1]
+        is_at_end = batches.is_last_batch and batches.current.ready == batches.current.processed and loop.restarting
+        if is_at_end or (begin.num_samples and loop.restarting):
+            done = loop.max_batches if is_at_end else settings.resumed_at(begin)[1]
             batches.current.increment_by(done - batches.current.processed)
         if not reloads or reloads is True:  # the user gives an integer
-            is_irregular = self.next_plan()[0].last_irregular_epoch >= begin.epoch
-            loop.trainer.reload_dataloaders_every_n_epochs = is_irregular
+            is_shorter = not is_at_end and self.next_plan()[0].last_irregular_epoch >= begin.epoch
+            loop.trainer.reload_dataloaders_every_n_epochs = is_shorter
             loop._data_source.instance = loop._combined_loader.iterables  # noqa: SLF001 - the same loader again
 
     def next_plan(self) -> tuple[Plan, int]:

@@ -295,5 +295,6 @@ def lightning_begins_an_epoch(fit_loop: Any = None) -> bool:
         if caller is None or module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
             return False
         fit_loop = caller.f_locals.get("self")
-    progress = getattr(getattr(fit_loop, "epoch_loop", None), "batch_progress", None)
-    return bool(getattr(progress, "is_last_batch", False))
+    progress: Any = getattr(getattr(fit_loop, "epoch_loop", None), "batch_progress", None)
+    is_last = getattr(progress, "is_last_batch", False)
+    return bool(is_last and progress.current.ready == progress.current.processed)  # else an exception ended its step

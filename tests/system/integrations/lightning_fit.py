@@ -42,18 +42,26 @@ class Model(LightningModule):
         self.seen.append(batch.tolist())
         return self.layer(batch).sum()
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class Failing(Callback):
-    """Ends the step after so many."""
+    """Ends the step after so many, or the validation there."""
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, *, in_validation: bool) -> None:
         self.num_steps = num_steps
+        self.in_validation = in_validation
 
     def on_train_batch_start(self, trainer: Trainer, *arguments: Any) -> None:
-        if trainer.global_step == self.num_steps:
+        if trainer.global_step == self.num_steps and not self.in_validation:
+            raise FloatingPointError
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == self.num_steps and self.in_validation:
             raise FloatingPointError
 
 
@@ -79,5 +87,5 @@ def fit(loader: Any, callbacks: Any, folder: Path, checkpoint: Path | None = Non
         default_root_dir=folder,
         **options,
     )
-    trainer.fit(Model(kept.seen), loader, ckpt_path=checkpoint)
+    trainer.fit(Model(kept.seen), loader, [torch.zeros(1, 4)], ckpt_path=checkpoint)
     return kept

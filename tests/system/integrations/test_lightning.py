@@ -101,7 +101,7 @@ SWIFT: Any = partial(SwiftLoader, dataset=ROWS, worker_per_consumer=0, seed=3)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("num_steps", [0, 5, 7])
+@pytest.mark.parametrize(("num_steps", "in_validation"), [(0, False), (5, False), (6, False), (7, False), (7, True)])
 @pytest.mark.parametrize(
     "make",
     [
@@ -112,7 +112,7 @@ SWIFT: Any = partial(SwiftLoader, dataset=ROWS, worker_per_consumer=0, seed=3)
     ],
 )
 def test_a_checkpoint_of_an_exception_has_the_batch_of_the_step_that_failed(
-    make: Any, num_steps: int, tmp_path: Path
+    make: Any, num_steps: int, in_validation: bool, tmp_path: Path
 ) -> None:
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     from swift_loader.integrations.lightning import LoaderStateCallback
@@ -121,13 +121,14 @@ def test_a_checkpoint_of_an_exception_has_the_batch_of_the_step_that_failed(
     def run(*more: Any, **options: Any) -> Kept:
         loader = make()
         own = loader if isinstance(loader, SwiftLoader) else None
-        return fit(
-            loader, [LoaderStateCallback(own), callbacks.OnExceptionCheckpoint(tmp_path), *more], tmp_path, **options
-        )
+        saves: Any = callbacks.OnExceptionCheckpoint(tmp_path)
+        if num_steps == 5:
+            saves = callbacks.ModelCheckpoint(tmp_path, "on_exception", every_n_epochs=9, save_on_exception=True)
+        return fit(loader, [LoaderStateCallback(own), saves, *more], tmp_path, **options)
 
     whole = run().seen
     with pytest.raises(FloatingPointError):
-        run(Failing(num_steps))
+        run(Failing(num_steps, in_validation=in_validation))
     assert run(checkpoint=tmp_path / "on_exception.ckpt").seen == whole[num_steps:]
 
 
