@@ -69,6 +69,8 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
     for name in ("ParamSpec", "TypeVarTuple"):  # TypeVarTuple is new in Python 3.11
         if hasattr(typing, name):
             table[getattr(typing, name)] = lambda variable: _reduce_variable(variable, (), {})
+    if new_handle := getattr(threading, "_ThreadHandle", None):  # of a thread, from Python 3.13 on
+        table[new_handle] = lambda _: (new_handle, ())
     if hasattr(typing, "TypeAliasType"):
         table[typing.TypeAliasType] = _reduce_alias
     return table

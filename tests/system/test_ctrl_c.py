@@ -85,6 +85,7 @@ def terminal(code: str, *arguments: str) -> Iterator[Terminal]:
     with subprocess.Popen(
         command,
         cwd=ROOT,
+        env={**os.environ, "PYTHON_COLORS": "0"},  # from Python 3.13 on, tracebacks are coloured
         stdin=slave,
         stdout=slave,
         stderr=slave,
