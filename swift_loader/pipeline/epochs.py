@@ -41,7 +41,7 @@ class PipelineState:
     failures: Sequence[int] = ()
     """How many items each `map` has left out in the epoch, in the order of the pipeline."""
     lengths: Sequence[int | None] = ()
-    """Of each source that has an index; empty before the first epoch."""
+    """Of each source that has an index, if the place is in the middle of an epoch."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types, if the sources' states are."""
@@ -135,7 +135,8 @@ class Position:
             return replace(begun, epoch=epoch, place=None, sources=known or (() if self.is_over else begun.sources))
         pairs = zip(self.sources, chain.origin.source_numbers(self.place[0]), strict=True)
         found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
-        return replace(begun, place=self.place, sources=found)
+        lengths = tuple(states.lengths.get(self.epoch) for states in self.sources)
+        return replace(begun, place=self.place, sources=found, lengths=lengths)
 
     def begins(self) -> tuple[SourceBegin | None, ...]:
         """Return the states of the sources at the beginning of the next epoch, if the loop got all of this one."""
@@ -308,34 +309,32 @@ class Epochs:
             run = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
-        lengths = tuple(plain.length for plain in self.chain.origin.plains)
-        begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=lengths)
+        begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=())
         self.position = Position(begun, run.sources, passes_end, state.place)
         self.tally = run.tally
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
 
     def _at_start(self, epoch: int, sources: Sequence[Any] = (), told: int | None = None) -> PipelineState:
-        lengths = () if self.position is None else self.position.begun.lengths
-        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told, lengths=lengths)
-
-    def _states_of(self, state: PipelineState) -> list[SourceStates]:
-        """Return what is known of each source where a run begins: at the end of the last epoch, and in the state."""
-        unknown = (None,) * len(self.chain.origin.plains)
-        at_start = (() if self.position is None else self.position.begins()) or unknown
-        return [SourceStates(state.epoch, *pair) for pair in zip(at_start, (*state.sources, *unknown), strict=False)]
+        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told)
 
     def _open(self, state: PipelineState, iterator: PipelineIterator) -> Run:
         """Open a run. The sources are told their epoch, if they were told it where the state was taken.
 
-        Raises what starting its processes raised, and leaves nothing behind then.
+        Raises `StateMismatch` for a source of another length, and what starting its processes raised. Leaves nothing
+        behind then.
         """
         if state.told is not None and self._chosen is None:  # else the user has told them since
             self._tell(state.told)
         elif self._told is not None and self.chain.origin.is_endless:
             self._tell(state.epoch)  # the run before has told them later ones
         tally, chain = Tally(state.epoch, self.chain.max_errors, iter(state.failures)), self.chain
-        run = Run(tally, self._states_of(state), self._event_loop, tells_epochs=self._told is not None)
+        plains = chain.origin.plains
+        unknown = (None,) * len(plains)
+        at_start = (() if self.position is None else self.position.begins()) or unknown
+        known = zip(plains, (*state.lengths, *unknown), at_start, (*state.sources, *unknown), strict=False)
+        sources = [SourceStates(state.epoch, plain.length(saved), *states) for plain, saved, *states in known]
+        run = Run(tally, sources, self._event_loop, tells_epochs=self._told is not None)
         iterator.own(run)
         try:
             run.passes = chain.open(state.place or chain.beginning, iter(run.sources), run, state.seed)
@@ -401,8 +400,8 @@ class Epochs:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue at a state with the next epoch that begins.
 
-        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages and
-        sources; nothing has changed then.
+        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages;
+        nothing has changed then.
         """
         loaded = PipelineState.from_dict(state)
         if self._given_seed is not None and loaded.seed != self._given_seed:
@@ -418,8 +417,6 @@ class Epochs:
                 )
         for plain, saved in zip(self.chain.origin.plains, loaded.sources, strict=False):
             plain.check_state(saved)
-        for plain, length in zip(self.chain.origin.plains, loaded.lengths, strict=False):
-            plain.check_length(length)
         _close_all(self._idle)
         self._loaded, self._seed, self.position, self._chosen = loaded, loaded.seed, None, None
 

@@ -374,12 +374,13 @@ class Pipeline(Generic[_Item_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iteration.
 
-        If nothing is left of the epoch there, the next one begins, unless `set_epoch` asks for the saved one.
+        If nothing is left of the epoch there, the next one begins, unless `set_epoch` asks for the saved one. The
+        first `next` raises `StateMismatch` if an epoch can't continue because its source has an index and another
+        length.
 
         Raises:
             TypeError: The state isn't a dict.
-            StateMismatch: It isn't a state of a pipeline with these stages, or the source has another length. Nothing
-                has changed.
+            StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
         """
         self._epochs.load(state)
 
@@ -415,8 +416,10 @@ class Pipeline(Generic[_Item_co]):
 
         Raises what `state_dict` raises, and `TypeError` if a stage has `executor=`.
         """
-        own = {name: vars(self)[name] for name in {*vars(self)} - {"_chain", "_seed", "_epochs", "__orig_class__"}}
-        return _restored, (type(self), self._chain, self._seed, self.state_dict()), own
+        made = ("_chain", "_seed", "_epochs", "__orig_class__")
+        own = {name: value for name, value in vars(self).items() if name not in made}
+        # Without lengths: the sources go along as they are now.
+        return _restored, (type(self), self._chain, self._seed, {**self.state_dict(), "lengths": []}), own
 
     def __repr__(self) -> str:
         """Return the graph; while it runs, with what each stage is doing."""

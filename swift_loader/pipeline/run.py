@@ -33,12 +33,14 @@ SourceBegin = tuple[int, Any]
 class SourceStates:
     """The states of a source at the items that are on their way. The source's thread adds, the loop's removes."""
 
-    def __init__(self, epoch: int, at_start: SourceBegin | None, begin: SourceBegin | None) -> None:
-        """Begin with an epoch. `at_start`: the state at its beginning, if it is known.
+    def __init__(self, epoch: int, length: int | None, at_start: SourceBegin | None, begin: SourceBegin | None) -> None:
+        """Begin with an epoch. `length`: the source's. `at_start`: the state at its beginning, if it is known.
 
         `begin`: the state from which the run continues, if it doesn't begin at the beginning.
         """
         self.begin = begin
+        self.lengths = {epoch: length}
+        """Of the source in each epoch. None: items can't be had by their numbers."""
         self._states: deque[tuple[Where, Any]] = deque()
         """In the order of the items."""
         for known in (at_start, begin):

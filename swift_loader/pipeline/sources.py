@@ -96,7 +96,9 @@ class SourceReader:
         """Return the items after so many, with their numbers from 1 on. `begin`: a state before one of them."""
         source, num_drawn = self._source, 0
         if is_indexed(source):
-            return ((number + 1, source[number]) for number in range(num_before, len(source)))
+            lengths = self._states.lengths
+            length = lengths[self._epoch] = lengths.get(self._epoch) or len(source)
+            return ((number + 1, source[number]) for number in range(num_before, length))
         if begin is not None:
             num_drawn, state = begin
             source.load_state_dict(state)
@@ -206,19 +208,15 @@ class Plain:
             kind = type(self.source).__name__
             raise StateMismatch(f"the state has one of the source, but a {kind} has no load_state_dict() to take it")
 
-    @property
-    def length(self) -> int | None:
-        """The source's length, if items can be had by their numbers and it doesn't keep a place by itself."""
-        return self.num_items if hasattr(self.source, "__getitem__") and not is_stateful(self.source) else None
-
-    def check_length(self, saved: int | None) -> None:
-        """Check that the source has as many items as where a state was saved; None: it isn't known."""
-        present = self.length
+    def length(self, saved: int | None) -> int | None:
+        """Return the source's length, if items can be had by their numbers. It must be the saved one; None: any."""
+        present = self.num_items if is_indexed(self.source) else None
         if None not in (saved, present) and saved != present:
             raise StateMismatch(
                 f"the state is of a source with {saved} items, but this {type(self.source).__name__} has {present}, so "
                 f"the run can't continue exactly. Give the same source, or start a new run without load_state_dict()"
             )
+        return present
 
     def source_numbers(self, entry: Any) -> list[int | None]:
         """Return how many items of each plain source come before a place with this entry; None: it has ended."""
