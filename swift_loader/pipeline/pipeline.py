@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
@@ -426,8 +425,10 @@ class Pipeline(Generic[_Item_co]):
         run, position = self._epochs.run, self._epochs.position
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else str(run.tally).split("\n")
         state = "running" if run is not None else "stopped" if position is not None else "not started"
-        with suppress(Exception):  # of a source's `__len__`
-            state = f"{len(self):,} results, {state}"
+        # Other lengths run the user's code, which may read files or start processes.
+        is_free = all(type(plain.source) in (list, tuple, range) for plain in self._chain.origin.plains)
+        if is_free and (number := self._chain.num_results) is not None:
+            state = f"{number:,} results, {state}"
         where = "" if position is None else f", epoch {position.epoch}{' is over' if position.is_over else ''}"
         return "\n".join([f"{type(self).__name__}: {state}{where}", *lines])
 

@@ -656,6 +656,20 @@ def test_the_graph_is_shown_and_what_it_does() -> None:
     assert [stage["items_out"] for stage in pipeline.report()["stages"]] == [9, 9, 9, 5, 5]
 
 
+class NotAsked:
+    def __len__(self) -> int:
+        raise AssertionError("it may take long, or start processes")
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_repr_asks_no_class_of_the_user_for_its_length() -> None:
+    known = Pipeline([0] * 1200).merge(Pipeline((1, 2)), Pipeline(range(3)))
+    assert repr(known).startswith("Pipeline: 1,205 results, not started\n")
+    assert repr(known.merge(Pipeline(NotAsked()))).startswith("Pipeline: not started\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [
