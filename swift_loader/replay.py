@@ -13,7 +13,6 @@ import hashlib
 import json
 import pickle
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +41,7 @@ _STATE_FIELDS = frozenset({"version", "seed", "epoch", "position", "shuffle"})
 
 _CHECKSUM_DIGITS = 16
 _MAX_SHOWN = 64
+_MAX_DEPTH = 100
 
 # The batch ------------------------------------------------------------------------------------------------------------
 
@@ -317,15 +317,11 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
     if isinstance(content, Mapping):
         has = f"it has the keys {', '.join(repr(str(name)) for name in content)}"
     if key is not None:
-        found = [node for place, node in nodes(content, "") if place == key]
+        found = [node for place, node in dicts(content) if ".".join(place) == key]
         if not found:
-            raise ValueError(f"{path} has no {key!r}; {has}")
-        if not isinstance(found[-1], Mapping):
-            raise ValueError(f"{key!r} in {path} is a {type(found[-1]).__name__}; a state is a dict")
+            raise ValueError(f"{path} has no dict {key!r}; {has}")
         return found[-1]
-    states = {
-        place: node for place, node in nodes(content, "") if isinstance(node, Mapping) and node.keys() >= _STATE_FIELDS
-    }
+    states = {".".join(place): node for place, node in dicts(content) if node.keys() >= _STATE_FIELDS}
     if not states:
         raise ValueError(f"{path} has no state of a SwiftLoader; {has}. A state is what loader.state_dict() returned")
     if len(states) > 1:
@@ -334,12 +330,15 @@ def read_state(path: str | Path, key: str | None = None, *, unpickle: bool = Fal
     return next(iter(states.values()))
 
 
-def nodes(node: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a checkpoint holds, with its place: `loaders.0`. A key may have dots itself."""
-    yield place, node
+def dicts(node: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any]]]:
+    """Yield each dict that a checkpoint holds, after the keys that lead there: `("loaders", "0")`."""
+    if isinstance(node, Mapping):
+        yield place, node
     is_list = isinstance(node, (list, tuple))
     for key, value in enumerate(node) if is_list else node.items() if isinstance(node, Mapping) else ():
-        yield from nodes(value, f"{place}.{key}" if place else str(key))
+        if len(place) >= _MAX_DEPTH:
+            raise ValueError(f"at {'.'.join(place[:3])}… are more than {_MAX_DEPTH} containers in each other")
+        yield from dicts(value, (*place, str(key)))
 
 
 def read_file(path: Path, *, unpickle: bool) -> Any:
@@ -347,19 +346,22 @@ def read_file(path: Path, *, unpickle: bool) -> Any:
     if path.suffix == ".json":
         try:
             return json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} isn't JSON: {error}") from error
-    is_zip = zipfile.is_zipfile(path)  # then the weights can be mapped, and aren't read
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"  # then the weights can be mapped, and aren't read
     try:
         return torch.load(path, map_location="cpu", weights_only=not unpickle, mmap=is_zip)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # torch raises nearly any type for a damaged file
         if isinstance(error, pickle.UnpicklingError) and is_zip and not unpickle:
             raise ValueError(
                 f"{path} holds objects that aren't tensors or plain types. Loading them can run code that the file "
                 f"brings. If you trust it, give unpickle=True (--unpickle)"
             ) from error
-        first_line = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{path} isn't a file of torch.save: {first_line}") from error
+        first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{path} isn't a file of torch.save, or it is damaged: {first_line}") from error
 
 
 # The command ----------------------------------------------------------------------------------------------------------

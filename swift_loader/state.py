@@ -12,7 +12,7 @@ from swift_loader.__main__ import CommandError
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import SwiftLoaderError, counted
 from swift_loader.pipeline.epochs import PipelineState
-from swift_loader.replay import nodes, read_file
+from swift_loader.replay import dicts, read_file
 from swift_loader.sampling.run import Checkpoint
 
 
@@ -24,19 +24,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Describe each state in the file."""
-    found, place = list[str](), ""
+    found, errors = list[tuple[str, ...]](), list[str]()
     try:
-        content = read_file(arguments.file, unpickle=arguments.unpickle)
-        for place, node in nodes(content, ""):
-            of = [kind for kind, (keys, _) in _KINDS.items() if isinstance(node, Mapping) and node.keys() >= keys]
-            if of and not any(f"{place}.".startswith(outer) for outer in found):  # a sampler's is inside
-                found.append(place and f"{place}.")
-                lines = [f"  {name:<10}{text or 'nothing'}\n" for name, text in _KINDS[of[0]][1](node).items()]
-                sys.stdout.writelines([f"{place or arguments.file}: the state of a {of[0]}\n", *lines])
-    except (OSError, TypeError, ValueError, SwiftLoaderError) as error:
-        raise CommandError(f"{place and f'{place}: '}{' '.join(str(error).split())}") from error
-    if not found:
-        raise CommandError(f"{arguments.file} has no state of a loader, as state_dict() returns it")
+        for place, node in dicts(read_file(arguments.file, unpickle=arguments.unpickle)):
+            of, name = [kind for kind, (keys, _) in _KINDS.items() if node.keys() >= keys], ".".join(place)
+            if of and not any(place[: len(outer)] == outer for outer in found):  # a sampler's is inside
+                found.append(place)
+                try:
+                    lines = [f"  {fact:<10}{text or 'nothing'}\n" for fact, text in _KINDS[of[0]][1](node).items()]
+                    sys.stdout.writelines([f"{name or arguments.file}: the state of a {of[0]}\n", *lines])
+                except (TypeError, ValueError, SwiftLoaderError) as error:
+                    errors.append(f"{name or arguments.file}: {error}")
+    except (OSError, ValueError) as error:
+        errors.append(str(error))
+    if errors or not found:
+        errors = errors or [f"{arguments.file} has no state of a loader, as state_dict() returns it"]
+        raise CommandError(" ".join("; ".join(errors).split()))
     return 0
 
 
@@ -46,7 +49,7 @@ def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
     skipped = [f"samples {begin} to {end - 1} of epoch {epoch}" for epoch, begin, end in state.get("skipped", ())]
     return {
         "epoch": f"{saved.position.epoch}",
-        "position": f"after {saved.position.num_samples:,} of {total} samples; a step takes batch_size * nb_consumer",
+        "position": f"after {saved.position.num_samples:,} of {total} samples",
         "seed": f"{saved.order.seed}",
         "order": f"shuffled, in windows of {window or 'all'} samples" if saved.order.shuffle else "the dataset's",
         "skipped": ", ".join(skipped),

@@ -105,7 +105,7 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
         "loop.data: the state of a Pipeline",
     ]
     for line in (
-        "  position  after 10 of 100 samples; a step takes batch_size * nb_consumer",
+        "  position  after 10 of 100 samples",
         "  skipped   samples 20 to 39 of epoch 0",
         "  position  after 1 batch; batch_size=None",
         "  seed      None",
@@ -116,6 +116,12 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
     (tmp_path / "state.json").write_text(json.dumps(states["loaders"][0]))
     assert main(["state", str(tmp_path / "state.json")]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == lines[1:6]
+    two = {"foreign": {"_snapshot": {}, "_iterator_finished": False}, "a": states["loaders"][0]}
+    (tmp_path / "two.json").write_text(json.dumps({**two, "a.b": two["a"]}))
+    assert main(["state", str(tmp_path / "two.json")]) == 2
+    printed = capsys.readouterr()
+    assert [line.partition(":")[0] for line in printed.out.splitlines() if not line.startswith("  ")] == ["a", "a.b"]
+    assert "error: foreign: the state" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,9 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
         ("broken.json", "{", "broken.json isn't JSON"),
         ("broken.pt", "{", "broken.pt isn't a file of torch.save"),
         ("other.json", '{"epoch": 3}', "has no state of a loader"),
+        ("deep.json", "[" * 200 + "]" * 200, "are more than 100 containers in each other"),
+        ("deeper.json", "[" * 200_000, "deeper.json isn't JSON"),
+        ("damaged.pt", "PK\x03\x04", "damaged.pt isn't a file of torch.save"),
         ("foreign.json", '{"data": {"_snapshot": {}, "_iterator_finished": false}}', "data: the state .*version"),
     ],
 )
