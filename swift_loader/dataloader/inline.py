@@ -20,7 +20,9 @@ from swift_loader.dataloader.epoch import Epoch
 from swift_loader.dataloader.options import rng_of
 from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.errors import noted
 from swift_loader.metrics.metrics import Metrics
+from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
@@ -73,7 +75,7 @@ class InlineEpoch(Epoch):
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
         self._samples: Any = None
-        """Those of a shared stream, or of a map-style dataset if each is seeded. None: those of torch's fetcher."""
+        """What fetches the samples of a shared stream, or seeds each of a map-style dataset. None: torch's fetcher."""
         size, drop_last, seed = loader.batch_size or 1, loader.drop_last, self.draws.begun.base_seed
         mode = TorchMode(1, auto_collation=self._batches, batch_size=size, drop_last=drop_last, shard=shard)
         if shard is not None:
@@ -129,6 +131,7 @@ class InlineEpoch(Epoch):
                     raise StopIteration from None
                 except Exception as failed:
                     error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
+                    self._index = failed.index if isinstance(failed, BuildError) else None
                 finally:
                     is_again = samples.seeding.needs_rebuild()
                 is_again = is_again and (error is None or not is_interrupt(error))
@@ -147,13 +150,16 @@ class InlineEpoch(Epoch):
             self.end()
             raise StopIteration
         self._unused = None
+        self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
         began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
             batch = self._fetch(drawn)
         except StopIteration:
             self.end()
             raise
-        except Exception:
+        except Exception as error:
+            where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
+            noted(error, where if self._index is None else f"{where}, dataset index {self._index}")
             self._num_fetched += 1
             if not self._is_stream:  # the next batch is that of the next step, also after a resume
                 self._num_skipped += 1

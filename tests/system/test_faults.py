@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader import EncodeError, RemoteTraceback, SharedMemoryFull, WorkerDied, WorkerError
+from swift_loader import DataLoader, EncodeError, RemoteTraceback, SharedMemoryFull, WorkerDied, WorkerError
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
@@ -128,6 +128,14 @@ def test_a_death_while_the_loop_is_away_is_told_by_next() -> None:
         with pytest.raises(WorkerDied):
             first += ids_of(iterator)
         assert first == list(range(len(first)))
+
+
+@pytest.mark.parametrize(("seed", "index"), [(None, ""), (1, ", dataset index 13")])
+def test_without_workers_an_exception_of_a_dataloader_s_dataset_has_its_place(seed: int | None, index: str) -> None:
+    dataset: Any = datasets.Misbehaving(at=13, deed="raise")
+    with pytest.raises(datasets.CustomError) as caught:
+        list(DataLoader(dataset, 4, seed=seed))
+    assert getattr(caught.value, "__notes__", None) in (None, [f"swift_loader: rank 0, epoch 0, batch 3{index}"])
 
 
 @PLACES
