@@ -639,7 +639,9 @@ class ShownEpoch(ShownIterator, EpochIterator):
     """The same with a bar."""
 
     def _place(self) -> tuple[int, int, int | None, int]:
-        this: Any = self._this  # it has begun
+        if self._this is None:
+            self._begin()
+        this: Any = self._this
         return this.begin.epoch, this.num_steps, this.num_batches, this.plan.settings.rank
 
 

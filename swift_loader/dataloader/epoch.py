@@ -499,7 +499,8 @@ class ShownLoaderIterator(ShownIterator, LoaderIterator):
         epoch, length = self._epoch, None
         with suppress(Exception):  # a stream has none, nor may a sampler of the user's
             length = len(self)
-        return epoch.number, epoch._num_yielded, length, 0  # noqa: SLF001 - of this module
+        passes = self._passes_epoch and not self._is_begun
+        return epoch.number + passes, 0 if passes else epoch._num_yielded, length, 0  # noqa: SLF001 - of this module
 
 
 def lost_batch() -> SwiftLoaderError:

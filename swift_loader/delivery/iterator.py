@@ -80,7 +80,7 @@ class LoopIterator(Iterator[Any]):
 class ShownIterator(LoopIterator):
     """Shows a bar of the epoch's batches, on rank 0. It is in front of another iterator's class.
 
-    It draws before the loop gets a batch, so an interrupt of that loses none. A bar without references closes itself.
+    It draws before it takes a batch, so an interrupt of the drawing loses none. A bar without references closes itself.
     """
 
     _bar: Any = None
@@ -88,21 +88,24 @@ class ShownIterator(LoopIterator):
     """When the bar began, and how long the loop has waited since."""
 
     def _place(self) -> tuple[int, int, int | None, int]:
-        """Return the epoch, how many batches of it the loop got, of how many (None: unknown), and the rank."""
+        """Return the epoch, how many batches of it the loop got, of how many (None: unknown), and the rank.
+
+        Before the first batch, this begins the epoch if that is needed to know them.
+        """
         raise NotImplementedError
 
     def _advance(self) -> Any:
-        asked_s, bar = time.perf_counter(), self._bar
-        if bar is not None:
-            bar.set_postfix_str(f"{self._waited_s / (asked_s - self._began_s):.0%} waiting for data", refresh=False)
-            bar.update(self._place()[1] - bar.n)
-        taken, now_s = super()._advance(), time.perf_counter()
-        self._waited_s += now_s - asked_s
-        if bar is None:  # the length is known by now, and the wait for the first batch doesn't count
-            epoch, num_done, num_batches, rank = self._place()
-            shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done - 1, "unit": "batch"}
+        asked_s, bar, (epoch, num_done, num_batches, rank) = time.perf_counter(), self._bar, self._place()
+        if bar is None:
+            shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done, "unit": "batch"}
             is_hidden = bool(rank or expected_ranks(None).rank)
             self._bar = _bar_class()(total=num_batches, mininterval=0.25, miniters=1, disable=is_hidden, **shown)
+        else:
+            bar.set_postfix_str(f"{self._waited_s / (asked_s - self._began_s):.0%} waiting for data", refresh=False)
+            bar.update(num_done - bar.n)
+        taken, now_s = super()._advance(), time.perf_counter()
+        self._waited_s += now_s - asked_s
+        if bar is None:  # the wait for the first batch doesn't count
             self._began_s, self._waited_s = now_s, 0.0
         return taken
 
@@ -117,4 +120,4 @@ def _bar_class() -> Any:
     """Return tqdm's bar, without its thread, and without its lock, which would fix the program's start method."""
     from tqdm.auto import tqdm
 
-    return type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})
+    return type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock(), "disable": True})

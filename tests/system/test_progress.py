@@ -62,6 +62,20 @@ def test_ranks_but_the_first_show_none(
     getattr(loader, "close", lambda: None)()
 
 
+@BOTH
+def test_what_interrupts_the_making_of_the_bar_loses_no_batch(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make()
+    iterator = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr("swift_loader.delivery.iterator._bar_class", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(iterator)
+    assert len(list(iterator)) == 10
+    getattr(loader, "close", lambda: None)()
+
+
 def test_an_error_in_a_batch_s_place_loses_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     dataset: Any = datasets.Misbehaving(at=13, deed="raise")
     iterator = iter(DataLoader(dataset, 4, num_workers=1, progress=True))
