@@ -192,6 +192,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         options.check_stream_options(dataset, shard_stream, equal_batches)
         options.wanted_rng(self)  # raises
         options.check_auto(self)
+        self._brought: torch.Generator | None = None
+        """What draws the order because a loaded state has a seed, and the user gave none."""
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_epoch = False

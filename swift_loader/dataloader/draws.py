@@ -69,10 +69,10 @@ class Draws:
         draws it, so `persistent_workers` changes none.
         """
         self.seed: int | None = getattr(loader, "_order_seed", None)
-        """That of the user or of a loaded state. None: the generators determine all."""
+        """The user's seed, or a loaded state's. None: the generators determine all."""
         base_seed = base_seed if self.seed is None else None
         self._state_at_first: torch.Tensor | None = None
-        """With a seed, that of the generator at the first draw, since another iterator may have seeded it meanwhile."""
+        """With a seed, the generator's state at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._source = SamplerSource(loader)
         self._own = self._source.generators
@@ -277,7 +277,7 @@ class SamplerSource:
         """All samplers that take part, outermost first."""
         found = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
         self.generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-        """Those of the loader and the samplers, each once."""
+        """The generators of the loader and the samplers, each once."""
         self._settable = [sampler for sampler in self.samplers if hasattr(sampler, "set_epoch")]
         self._iterator: Any = None
         self._iterator_state: Any = None
@@ -385,34 +385,35 @@ def epoch_of(thing: Any) -> int | None:
 # Whether a loader draws the rest of an epoch in the same order as the one that saved the state -----------------------
 
 _SEED = optional(integer(0, 2**MAX_BITS - 1))
-_TORCH_DRAWS = frozenset({RandomSampler, SubsetRandomSampler, WeightedRandomSampler})
-"""Exact types: they have their generators from the beginning."""
 
 
 def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     """Let a loader continue in the order of a state, with its seed if the user gave none.
 
-    `batching`: the facts that were saved with the state. Earlier versions saved no seed. Raises `StateMismatch` if the
-    user gave another seed, or if the rest of the epoch would come in another order. Then nothing has changed.
+    `batching`: the facts that were saved with the state. Earlier versions saved no seed. What an earlier state brought
+    is gone. Raises `StateMismatch` if the user gave another seed, or if the rest of the epoch would come in another
+    order. Then nothing has changed.
     """
     saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, SamplerSource(loader)
     seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
     if given not in (None, seed) and not (seed is None and state.is_over):
         raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give seed={seed}")
-    before, here = len(state.generators), len(source.generators) + (seed is not None and loader.generator is None)
-    is_drawn_again = state.num_drawn and not state.is_over and type(source.sampler) in _TORCH_DRAWS
-    if is_drawn_again and before != here:  # other samplers may make their generators when they are iterated over
+    brought = loader._brought  # noqa: SLF001
+    own = None if loader.generator is brought else loader.generator
+    brings = seed is not None and own is None
+    before, here = len(state.generators), len({*source.generators} - {brought}) + brings
+    is_drawn_again = state.num_drawn and not state.is_over and state.sampler_state is None and source.may_draw
+    if is_drawn_again and before != here:
         raise StateMismatch(
             f"the order of the state's epoch came from {before} generators of the loader and its samplers, but these "
             f"have {here} here; give the seed= or generator= that it was saved with"
         )
     loader._order_seed = given if seed is None else seed  # noqa: SLF001
-    if seed is not None and loader.generator is None:
-        loader.generator = torch.Generator()
-        if not (state.is_begun and state.global_states):  # else the user's sampler drew from these
-            for sampler in source.samplers:
-                if type(sampler) is RandomSampler and sampler.generator is None:
-                    sampler.generator = loader.generator
+    loader._brought = new = torch.Generator() if brings else None  # noqa: SLF001
+    loader.generator = own or new
+    for sampler in source.samplers:
+        if type(sampler) is RandomSampler and sampler.generator in {None, brought}:
+            sampler.generator = None if state.is_begun and state.global_states else new  # it drew from these
 
 
 # How many batches may be drawn earlier than torch draws them ----------------------------------------------------------
