@@ -10,6 +10,7 @@ What torch's DataLoader tells of a worker is a RuntimeError, so these are, too.
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -160,6 +161,12 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number and the noun in its plural: `1,563 batches`."""
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Return a size with its unit: `512 B`, `1.5 MiB`."""
+    power = min(4, int(math.log2(max(1, nbytes)) // 10))
+    return f"{nbytes / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power else f"{round(nbytes)} B"
 
 
 def time_text(seconds: float) -> str:

@@ -37,7 +37,7 @@ from swift_loader.checks import (
     checked,
     option,
 )
-from swift_loader.errors import counted, warn
+from swift_loader.errors import counted, nbytes_text, warn
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.runtime import ProcessOwner
@@ -162,11 +162,6 @@ def _hint(name: str, known: list[str], instead: dict[str, str]) -> str:
 
 MAX_WORKERS = 4096
 """Each worker is a process with several descriptors. No machine runs this many."""
-
-
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
-_MAX_SHOWN = 999.5
-"""With three digits; more is shown in the next unit."""
 
 
 class WorkerType(str, Enum):
@@ -434,7 +429,7 @@ class DeliveryOptions:
         name = dataset.__name__ if isinstance(dataset, (type, FunctionType)) else type(dataset).__name__
         size = "" if batch_size is None else f" of {batch_size}"
         number = self.limits.max_in_flight
-        memory = f" ({_shown_bytes(number * nbytes)})" if nbytes else ""
+        memory = f" ({nbytes_text(number * nbytes)})" if nbytes else ""
         facts = {
             "dataset": name if num_samples is None else f"{counted(num_samples, 'sample')} of {name}",
             "batches": ("batches" if num_batches is None else counted(num_batches, "batch")) + size,
@@ -442,14 +437,6 @@ class DeliveryOptions:
             **dict(zip(("state", "position"), where, strict=False)),
         }
         return facts | {"ahead": f"at most {number} in flight{memory}"} if self.num_workers else facts
-
-
-def _shown_bytes(nbytes: int) -> str:
-    """Return three digits and a unit."""
-    number, unit = float(nbytes), 0
-    while number >= _MAX_SHOWN and unit + 1 < len(_UNITS):
-        number, unit = number / 1000, unit + 1
-    return f"{number:.3g} {_UNITS[unit]}"
 
 
 @dataclass(frozen=True, slots=True)

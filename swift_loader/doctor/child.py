@@ -30,11 +30,10 @@ from swift_loader.doctor.examination import (
     Settings,
     Timing,
     WorkersNeeded,
-    count_text,
     quoted,
 )
 from swift_loader.doctor.samples import SEED, Fetch, Place, StackSampler, Subject, text_of
-from swift_loader.errors import time_text
+from swift_loader.errors import counted, time_text
 from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
 from swift_loader.metrics.observations import stage_times
@@ -223,7 +222,7 @@ class _Examiner:
         self._judge_failures(subject, failures, len(good))
         if good:
             if not failures:
-                self.diagnosis.healthy.append(f"{count_text(len(good), 'sample')} were fetched without an error")
+                self.diagnosis.healthy.append(f"{counted(len(good), 'sample')} were fetched without an error")
             self.diagnosis.timing = timing = samples.timing_of(good)
             self.diagnosis.lines = sampler.shares()
             self._judge_slow(subject, timing, sampler)
@@ -249,7 +248,7 @@ class _Examiner:
                 groups[type(one.error).__name__, one.line].append(one)
         for (kind, line), group in groups.items():
             indices = sorted(one.index for one in group)
-            whole = count_text(len(indices), "sample") if num_good else "Each sample"
+            whole = counted(len(indices), "sample") if num_good else "Each sample"
             self.diagnosis.fault(
                 "faults",
                 f"{whole} of those looked at {'raise' if num_good and len(indices) > 1 else 'raises'} {kind}.",
@@ -295,7 +294,7 @@ class _Examiner:
             self.diagnosis.warning(
                 "side effects",
                 "Samples print, which slows workers down and floods the terminal.",
-                f"{len(lines):,} lines for {count_text(num_fetches, 'sample')}, such as {lines[-1][:_MAX_PRINTED]!r}",
+                f"{len(lines):,} lines for {counted(num_fetches, 'sample')}, such as {lines[-1][:_MAX_PRINTED]!r}",
                 "Remove the print, or silence the library's warnings.",
             )
         elif not lines:
@@ -389,7 +388,7 @@ class _Examiner:
                 benchmark=False,
             )
 
-        run = f"a run over {count_text(len(indices), 'sample')} with {_NUM_WORKERS} workers"
+        run = f"a run over {counted(len(indices), 'sample')} with {_NUM_WORKERS} workers"
         try:
             assert_resume_exact(
                 lambda: make_loader(_NUM_WORKERS),

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.tree import type_name
-from swift_loader.doctor.examination import Diagnosis, nbytes_text, quoted
+from swift_loader.doctor.examination import Diagnosis, quoted
+from swift_loader.errors import nbytes_text
 from swift_loader.worker.process import ForkHazards
 
 Held = list[tuple[str, Any]]

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import math
 import os
 import pickle
 import re
@@ -31,7 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from swift_loader.__main__ import CommandError
-from swift_loader.errors import printable, time_text
+from swift_loader.errors import counted, nbytes_text, printable, time_text
 from swift_loader.executors.environment import environ_for_workers, import_path, interpreter_command
 
 _MAX_STARTS = 4
@@ -225,7 +224,7 @@ class Diagnosis:
     def styled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of the text, each with the style that rich gives it in a terminal."""
         kind = f" is a {self.dataset}" if self.dataset else ""
-        length = "" if self.num_samples is None else f", {count_text(self.num_samples, 'sample')}"
+        length = "" if self.num_samples is None else f", {counted(self.num_samples, 'sample')}"
         seen = "" if self.timing is None else f", {self.timing.num_samples:,} measured"
         yield "bold", printable(f"{self.target}{kind}{length}{seen}")
         parts: dict[str, list[tuple[str, str]]] = {
@@ -265,7 +264,7 @@ class Diagnosis:
             yield f"batch of {batch.batch_size}: p50 {time_text(batch.p50_s)}, {collating}; {nbytes_text(batch.nbytes)}"
         if needed is not None:
             step, best_step = time_text(needed.step_s), time_text(needed.fed_step_s)
-            some, cores = count_text(needed.num_workers, "worker"), f"{needed.num_cores:g} cores"
+            some, cores = counted(needed.num_workers, "worker"), f"{needed.num_cores:g} cores"
             yield (
                 f"a step of {step} is fed by {some} (this machine: {cores})"
                 if needed.is_fed
@@ -277,17 +276,6 @@ def quoted(items: Sequence[object]) -> str:
     """Return the first items as text: `3, 17, 41 and 12 more`."""
     first = ", ".join(map(str, items[:_MAX_SHOWN]))
     return f"{first} and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else first
-
-
-def nbytes_text(nbytes: float) -> str:
-    """Return a size with its unit: `512 B`, `1.5 MiB`."""
-    power = min(4, int(math.log2(max(1, nbytes)) // 10))
-    return f"{nbytes / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power else f"{round(nbytes)} B"
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 sample`, `1,000 samples`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 # The line of the user's code that a stack counts for ------------------------------------------------------------------

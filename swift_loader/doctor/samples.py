@@ -22,16 +22,8 @@ import numpy as np
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
 from swift_loader.doctor.contents import generators_of
-from swift_loader.doctor.examination import (
-    Diagnosis,
-    Line,
-    LineShare,
-    Timing,
-    count_text,
-    is_users_file,
-    line_of,
-    quoted,
-)
+from swift_loader.doctor.examination import Diagnosis, Line, LineShare, Timing, is_users_file, line_of, quoted
+from swift_loader.errors import counted
 from swift_loader.metrics.machine import main_thread_ns
 from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.permutation import permute
@@ -373,7 +365,7 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
         )
         return
     sources = dict.fromkeys(name for one in repeated.values() for name in one.drawn)
-    keyed, num_samples = [name for name in sources if name not in held], count_text(len(repeated), "sample")
+    keyed, num_samples = [name for name in sources if name not in held], counted(len(repeated), "sample")
     if differing:
         drawn = dict.fromkeys(name for index in differing for name in repeated[index].drawn)
         _tell_difference(subject, differing, [name for name in drawn if name in held], diagnosis)

@@ -299,14 +299,13 @@ def test_fewer_batches_than_workers_are_worth_a_warning_that_says_what_to_give()
     ("batch_nbytes", "text"),
     [
         (0, "at most 24 in flight"),
-        (1, "at most 24 in flight (24 bytes)"),
-        (9_633_792, "at most 24 in flight (231 MB)"),
-        (999_999, "at most 24 in flight (24 MB)"),
-        (2 * 10**9, "at most 24 in flight (48 GB)"),
+        (1, "at most 24 in flight (24 B)"),
+        (9_633_792, "at most 24 in flight (220.5 MiB)"),
+        (2**31, "at most 24 in flight (48 GiB)"),
     ],
 )
 def test_the_batches_in_flight_say_what_memory_they_mean(batch_nbytes: int, text: str) -> None:
     given = options_of(worker_per_consumer=8, data_queue_size=5).delivery
     chosen = options_of(worker_per_consumer=8).delivery
     assert chosen.describe([], [None] * 3, nbytes=batch_nbytes)["ahead"] == text
-    assert given.describe([], [None] * 3, nbytes=1000)["ahead"] == "at most 5 in flight (5 kB)"
+    assert given.describe([], [None] * 3, nbytes=1024)["ahead"] == "at most 5 in flight (5 KiB)"
