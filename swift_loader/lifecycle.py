@@ -31,6 +31,7 @@ from swift_loader.executors.processes import make_fleet, warm_up
 from swift_loader.options import Options
 from swift_loader.ranks.agreement import SameData, agree_on_length, agree_on_run, report_failure
 from swift_loader.ranks.ranks import RankChoice, Ranks, expected_ranks, file_number
+from swift_loader.report.report import plain_length
 from swift_loader.report.tuning import Autotuner, first_number
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.sampling.integers import as_integer, shown
@@ -425,17 +426,17 @@ class Lifecycle:
             loop.trainer.reload_dataloaders_every_n_epochs = is_shorter
             loop._data_source.instance = loop._combined_loader.iterables  # noqa: SLF001 - the same loader again
 
-    def next_plan(self) -> tuple[Plan, int]:
+    def next_plan(self, num_samples: int | None = None) -> tuple[Plan, int]:
         """Return the plan and the epoch of the current pass; between passes, those of the next one."""
-        num_samples, settings = self.num_samples(), self.plan_settings()
+        num_samples, settings = self.num_samples() if num_samples is None else num_samples, self.plan_settings()
         if self.run.is_in_pass:
             return Plan.of(num_samples, settings), self.run.position.epoch
         begin = self.run.next_begin(num_samples)
         return Plan.of(num_samples, settings.resumed_at(begin)[0]), begin.epoch
 
-    def num_batches(self) -> int:
+    def num_batches(self, num_samples: int | None = None) -> int:
         """Return the batches of the current pass's epoch; between passes, those of the next one's."""
-        plan, epoch = self.next_plan()
+        plan, epoch = self.next_plan(num_samples)
         return plan.num_batches(epoch)
 
     def last_batch(self) -> BatchPlan | None:
@@ -447,22 +448,20 @@ class Lifecycle:
 
     def describe(self) -> tuple[list[int | None], str, str]:
         """Return the sizes, the state and the place, for `DeliveryOptions.describe`."""
-        run, this, position, settings = self.run, self.run.this, self.run.position, self.plan_settings()
-        num_batches = None
-        if run.num_samples is not None or self.dataset is not None:  # else another process would have to build it
-            with suppress(Exception):  # of the user's `__len__`
-                num_batches = self.num_batches()
+        run, this, position, session = self.run, self.run.this, self.run.position, self.session
+        num_batches, num_samples = None, plain_length(self.dataset) if run.num_samples is None else run.num_samples
+        if num_samples and run.fits(num_samples):
+            num_batches = self.num_batches(num_samples)
         state, where = self.state.value, f"epoch {position.epoch}"
         if self.state is LoaderState.STARTED:
             state = "failed" if self._failure is not None else "running" if run.is_in_pass else state
-        if settings.world_size > 1:
-            which = "" if self.session is None else f"rank {settings.rank} of "
-            state = f"{which}{settings.world_size} ranks, {state}"
+        if session is not None and session.settings.world_size > 1:
+            state = f"rank {session.settings.rank} of {session.settings.world_size} ranks, {state}"
         if this is not None and this.begin.epoch == position.epoch:
             where += f", batch {this.num_steps:,}"
         elif position.num_samples:
             where += f", sample {position.num_samples:,}"
-        return [run.num_samples, num_batches, settings.batch_size], state, where
+        return [num_samples, num_batches, self.options.sampling.batch_size], state, where
 
     # Closing ----------------------------------------------------------------------------------------------------------
 
@@ -478,9 +477,6 @@ class Lifecycle:
         self._fleet = None
         if self._closing is not None:
             run_finalizer(self._closing)
-
-    def __repr__(self) -> str:
-        return f"<Lifecycle {self.state.value}, {self.session!r}>"
 
 
 class IteratorState(Enum):
@@ -694,6 +690,3 @@ class EpochSampler:
     def __len__(self) -> int:
         plan, epoch = self._lifecycle.next_plan()
         return plan.num_samples(epoch)
-
-    def __repr__(self) -> str:
-        return "<EpochSampler of a SwiftLoader>"

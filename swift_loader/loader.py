@@ -20,7 +20,7 @@ from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, Loade
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
 from swift_loader.ranks.ranks import RankChoice
-from swift_loader.report.report import Report, html_table
+from swift_loader.report.report import Report, facts_of, html_table
 from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
@@ -540,10 +540,10 @@ class SwiftLoader:
         write_trace(observations, path, profile=profile, plans=session.past_plans)
 
     def __repr__(self) -> str:
-        return f"<SwiftLoader: {', '.join(self._facts().values())}>"
+        return f"<SwiftLoader: {', '.join(facts_of(self).values())}>"
 
     def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, self._facts().items())
+        return html_table(type(self).__name__, facts_of(self).items())
 
     def _facts(self) -> dict[str, str]:
         workers, session = self._options.workers, self._session

@@ -6,7 +6,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
@@ -26,7 +25,7 @@ from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayExecutor
-from swift_loader.report.report import DATALOADER, Report, html_table
+from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
 from swift_loader.transport.segments import SegmentPool
@@ -461,19 +460,19 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._latest = self._prepared = self._iterator = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {', '.join(self._facts().values())}>"
+        return f"<{type(self).__name__}: {', '.join(facts_of(self).values())}>"
 
     def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, self._facts().items())
+        return html_table(type(self).__name__, facts_of(self).items())
 
     def _facts(self) -> dict[str, str]:
-        epoch, num_samples, num_batches = self._latest, None, None
-        if not isinstance(self.dataset, IterableDataset):  # torch remembers that its length was asked for
-            with suppress(Exception):  # of the user's `__len__`
-                num_samples, num_batches = len(self.dataset), len(self)  # type: ignore[arg-type]
+        epoch, loaded, num_batches, num_samples = self._latest, self._loaded, None, plain_length(self.dataset)
+        if num_samples is not None and self.batch_size and type(self.sampler).__module__ == "torch.utils.data.sampler":
+            num_batches = len(self)  # nothing of this is the user's code
         state = "not started" if epoch is None else epoch.describe()
-        if self._loaded is not None:
-            state = f"resumes in epoch {self._loaded.draws.epoch} at batch {self._loaded.num_yielded}"
+        if loaded is not None:
+            step = 0 if loaded.draws.is_over else loaded.num_yielded
+            state = f"resumes in epoch {loaded.draws.next_epoch} at batch {step}"
         return options.delivery_of(self).describe(self.dataset, [num_samples, num_batches, self.batch_size], state)
 
     @property

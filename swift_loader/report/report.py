@@ -332,6 +332,19 @@ class Report(Mapping[str, Any]):
         return html_table("Report", [re.split(" {2,}", line) for line in _lines(self) if line])
 
 
+def plain_length(dataset: Any) -> int | None:
+    """Return the length of a dataset if that runs none of the user's code; else None."""
+    return len(dataset) if type(dataset) in {list, tuple, range, np.ndarray} else None
+
+
+def facts_of(loader: Any) -> dict[str, str]:
+    """Return what a loader says of itself. A debugger asks also one whose `__init__` failed or isn't done."""
+    try:
+        return loader._facts()  # type: ignore[no-any-return] # noqa: SLF001
+    except Exception:
+        return {"state": "not usable"}
+
+
 def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
     """Return a table for notebooks, without scripts and files. The last cell of a row fills it."""
     from html import escape

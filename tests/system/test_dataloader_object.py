@@ -125,6 +125,11 @@ def test_the_repr_says_what_it_is_and_where_the_loop_is() -> None:
     assert repr(loader) == f"{of}, over, epoch 0, batch {len(loader)}>"
     loader.load_state_dict(state)
     assert repr(loader) == f"{of}, resumes in epoch 0 at batch 1>"
+    list(loader)
+    loader.load_state_dict(loader.state_dict())
+    assert repr(loader) == f"{of}, resumes in epoch 1 at batch 0>"
+    loader.num_workers = -1
+    assert repr(loader) == repr(DataLoader.__new__(DataLoader)) == "<DataLoader: not usable>"
     broken: Any = Broken()
     assert repr(DataLoader(broken, None, sampler=[1])) == "<DataLoader: Broken, batches, 0 workers, not started>"
-    assert "<td style='text-align:left' colspan='1'>resumes in epoch 0 at batch 1</td>" in loader._repr_html_()
+    assert "<td style='text-align:left' colspan='1'>not usable</td>" in loader._repr_html_()

@@ -344,13 +344,24 @@ def test_repr_shows_the_state() -> None:
     assert "<td style='text-align:left' colspan='1'>epoch 0, batch 2</td></tr>" in loader._repr_html_()
 
 
+def test_repr_changes_nothing_and_asks_no_dataset_of_the_user() -> None:
+    numbers = list(range(10))
+    loader = SwiftLoader(dataset=numbers, batch_size=5, worker_per_consumer=0)
+    assert repr(loader).startswith("<SwiftLoader: 10 samples of list, 2 batches of 5, 0 workers, not started")
+    assert "num_samples" not in loader.state_dict()
+    numbers += range(10)
+    assert len(list(loader)) == 4
+    assert repr(SwiftLoader(dataset=datasets.Counting())).startswith("<SwiftLoader: Counting, batches of 1, ")
+    assert repr(SwiftLoader.__new__(SwiftLoader)) == "<SwiftLoader: not usable>"
+
+
 def test_repr_says_how_many_batches_are_in_flight_and_what_memory_that_means() -> None:
     loader = make_loader(datasets.Images, workers=4)
     assert ", at most 12 in flight>" in repr(loader)
     with loader:
         loader.start(0)
         assert next(iter(loader)).nbytes == 24_576
-        assert ", at most 12 in flight (295 kB)>" in repr(loader)
+        assert ", at most 12 in flight (288 KiB)>" in repr(loader)
     assert ", at most 5 in flight>" in repr(make_loader(datasets.Images, workers=4, data_queue_size=5))
     assert "in flight" not in repr(make_loader(datasets.Images, workers=0))
 
