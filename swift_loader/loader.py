@@ -172,7 +172,7 @@ class SwiftLoader:
             benchmark_file: File to which `close()` writes these times, as JSON. Rank N > 0 writes `times_rankN.json`
                 instead of `times.json`. None: they go to the log, if there is one.
             progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
-                which the loop waited for data. Needs tqdm.
+                which the loop waited for data. It needs tqdm.
             validate: True makes `start()` wait for the first batch, and compares a few samples of [each build of the
                 dataset](datasets.md#one-dataset-in-all-processes). If the loop begins with that batch, it isn't built
                 again.
@@ -252,7 +252,7 @@ class SwiftLoader:
                 it](device.md#augment-on-the-gpu). It is called once per batch, beside the loop's work. Default:
                 `swift_loader.to_device`.
             dtype: A `torch.dtype`. Floating-point tensors are converted to it on the device. None: they keep theirs.
-                Not together with `to_device`.
+                With `to_device`, it is a `TypeError`.
             rank: Another name of `consumer_index`. With `world_size`, several ranks of torch.distributed may have the
                 same number. They [get the same data](several-gpus.md#ranks-that-need-the-same-data), and all of them
                 must start their loaders.

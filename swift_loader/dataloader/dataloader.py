@@ -135,7 +135,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             equal_batches: True ends an epoch of an `IterableDataset` on all ranks after the same number of batches. See
                 [streams](dataloader.md#streams).
             progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
-                which the loop waited for data. Needs tqdm.
+                which the loop waited for data. It needs tqdm.
 
         Raises:
             ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
