@@ -130,18 +130,17 @@ class SwiftLoader:
             in_order: True delivers batches in a fixed order. False delivers them as soon as they are ready, within an
                 epoch. Then `state_dict` works only between epochs.
             timeout: Seconds that a worker may spend on a batch that the loop waits for. After that, the worker is
-                killed and replaced, up to `worker_restarts` times in a row. Then the loop gets `WorkerStalled`. None or
+                killed and replaced, up to `worker_restarts` times in a row. One more raises `WorkerStalled`. None or
                 0: no limit. See [a worker hangs](failures.md#a-worker-hangs).
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
                 its Python stack. None or 0: no warning.
             worker_restarts: How many times in a row, with no batch in between, a dead worker is replaced. The
-                replacement builds the lost batches again. Then the loop gets `WorkerDied`; with 0, at the first death.
+                replacement builds the lost batches again. One more death raises `WorkerDied`: with 0, the first.
                 See [a worker dies](failures.md#a-worker-dies).
             data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. Default: `max(10, 3 *
                 worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. If batch times vary
                 much, give 4 to 6 batches per worker. If it is less than the number of workers, some are idle, and
-                `start()` warns. `repr(loader)` says how much [memory](how-it-works.md#memory) these batches take; those
-                that you hold and a few free slots per worker come on top.
+                `start()` warns. `repr(loader)` says how much [memory](how-it-works.md#memory) these batches take.
             message_queue_size: Tasks that may wait in a worker's pipe, at least 1. At most 64 are used.
             max_buffer_size: Finished batches of one worker that may wait for the loop, at least 1. A worker with so
                 many gets no new task. Default: `max(2, data_queue_size // worker_per_consumer + 1)`.
@@ -154,12 +153,12 @@ class SwiftLoader:
                 index). `"worker"`: once per worker, so draws differ from run to run. None: not at all. Worker threads
                 share these generators. So with `worker_type="thread"`, only `sample_rng()` is seeded, and a dataset
                 that draws from the generators gets a warning.
-            on_error: What happens to a sample whose `__getitem__` [fails](failures.md#a-sample-fails): it raises, or it
-                has taken longer than half of `timeout` when that ends. `"raise"` raises its error. `"skip"` leaves it
-                out of its batch. `"replace"` puts another sample in its place, which (seed, epoch, index) determine.
+            on_error: What happens if the `__getitem__` of a sample [fails](failures.md#a-sample-fails): it raises, or
+                `timeout` ends and it has run for more than half of that time. `"raise"` raises its error. `"skip"`
+                leaves it out of its batch. `"replace"` takes another sample, chosen by (seed, epoch, index).
             max_errors: How many samples of this rank may fail in an epoch: an integer, or a float between 0 and 1 as a
-                fraction of the rank's samples. One more is `TooManyErrors`. The count starts with the epoch, or where a
-                run was resumed. None: no limit.
+                fraction of the rank's samples. One more raises `TooManyErrors`. The count starts with the epoch, or
+                with a resumed run. None: no limit.
             collate_fn: Function that turns a list of samples into a [batch](datasets.md#batches). Default:
                 `swift_loader.default_collate`. If it has a parameter `memory`, it gets the `BatchMemory` in which
                 batches are sent. Arrays that it allocates there aren't copied again.
@@ -273,7 +272,7 @@ class SwiftLoader:
                 arguments exclude each other.
             ValueError: The ranks have different options or datasets, or `consumer_index` is out of range, or the mesh
                 doesn't tell which data this rank gets.
-            StateMismatch: The dataset has another length than that of the loaded state.
+            StateMismatch: The loaded state is of a dataset with another length.
             LoaderClosed: The loader was closed.
             WorkerDied: A process ended while it started.
             Exception: Whatever building the dataset or the first batch raised.
@@ -392,16 +391,16 @@ class SwiftLoader:
         Before `start()`, this may build the dataset.
 
         Args:
-            steps: One step or several, counted from the epoch's first batch: what `enumerate(loader)` counts in an
-                epoch that begins at its start and skips nothing. Steps that are skipped already count too.
-            epoch: The epoch. Default: the one that `len()` is about, so the current one, or the next between epochs.
+            steps: One step or several. Step 0 is the epoch's first batch, also if the epoch was resumed. Skipped steps
+                count, too.
+            epoch: The epoch. Default: the current one, or between epochs the next one.
 
         Raises:
             LoaderClosed: The loader was closed.
             TypeError: A step isn't an integer.
             ValueError: The epoch has no such step; or the loop is beyond it; or a part of the epoch was delivered or
-                skipped with another batch size or number of ranks, so its batches begin elsewhere. Nothing is skipped
-                then.
+                skipped with another batch size or number of ranks, so its batches begin elsewhere. Then nothing is
+                skipped.
             RuntimeError: With `in_order=False`, in the middle of this epoch.
         """
         self._lifecycle.skip(steps, epoch)
@@ -410,8 +409,8 @@ class SwiftLoader:
         """Return the loop's position, for a [resume](resume.md): a dict of integers, and the ranges of skipped samples.
 
         It is the same on every rank, and its size doesn't depend on the dataset. It counts the batches that the loop
-        got, not those that are prefetched. Call it at any time: before `start()`, between two batches, after `break`,
-        at the end of an epoch, after `close()`. It starts nothing.
+        got, not prefetched ones. Call it at any time: before `start()`, between two batches, after `break`, at the end
+        of an epoch, after `close()`. It starts nothing.
 
         Raises:
             RuntimeError: With `in_order=False`, in the middle of an epoch: no position says what was delivered.
@@ -489,7 +488,7 @@ class SwiftLoader:
 
     @property
     def sampler(self) -> EpochSampler:
-        """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
+        """The sampler that frameworks expect, with `set_epoch`. Each access makes one. It keeps the loader alive."""
         caller, torch_data = sys._getframe(1).f_back, sys.modules.get("torch.utils.data")  # noqa: SLF001
         if not self._options.sampling.shuffle and torch_data is not None:  # Lightning asks whether it is one of torch's
             return _sequential(torch_data.SequentialSampler)(self._lifecycle)  # type: ignore[no-any-return]
@@ -513,7 +512,7 @@ class SwiftLoader:
         """Return figures for dashboards: of the last 512 batches, and counts since the loader started.
 
         A call takes about 0.1 ms, so you can call it at every step. The [keys](dashboards.md#metrics) are always the
-        same. All are 0 before `start()`. Any thread may call it.
+        same. All values are 0 before `start()`. Any thread may call it.
 
         Args:
             prefix: What each key begins with. Give each of several loaders its own.

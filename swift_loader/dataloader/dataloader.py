@@ -117,14 +117,14 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             rng: How the global generators are [seeded](dataloader.md#random-draws). `"sample"`: for each sample of a
                 map-style dataset, by its place in the epoch, unless you give a `worker_init_fn`. `"worker"`: once per
                 worker. None: once per worker, with torch's numbers.
-            seed: Integer of at least 0 that, with the epoch, determines the order of `shuffle=True` and what samples
-                draw, also with `num_workers=0`. What else the program draws doesn't matter. If you give a `generator`,
-                too, it is seeded with both. A loaded state has the seed: leave it out then, or give the same one.
+            seed: Integer of at least 0. Seed and epoch determine the order of `shuffle=True` and what samples draw,
+                also with `num_workers=0`, whatever else the program draws. They also seed a `generator` that you give.
+                If you load a state, leave `seed` out, or give the state's.
             worker_type: `"process"`: each worker is a process. `"thread"`: each worker is a
                 [thread](dataloader.md#threads) of this process. Threads share the dataset, which must be thread-safe.
                 They also share the global generators, so only `sample_rng()` is seeded.
-            worker_restarts: How many times in a row, with no batch in between, a dead worker is replaced. Then the loop
-                gets `WorkerDied`. See [a worker dies](failures.md#a-worker-dies).
+            worker_restarts: How many times in a row, with no batch in between, a dead worker is replaced. One more
+                death raises `WorkerDied`. See [a worker dies](failures.md#a-worker-dies).
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
                 its Python stack. None or 0: no warning.
             executor: A `RayExecutor` makes all workers [Ray](ray.md) actors, on any node of a cluster, as many as its

@@ -50,7 +50,7 @@ class Pipeline(Generic[_Item_co]):
             train(batch)
 
     Each method returns a new pipeline, and leaves this one as it is. Each iteration is an epoch. Each stage works ahead
-    of the next one as far as its buffer reaches, then it waits. Leaving the loop ends all threads and processes.
+    of the next one until its buffer is full. Leaving the loop ends all threads and processes.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Pipeline(Generic[_Item_co]):
 
         Args:
             function: Called with each item, and returns the result. A generator may yield any number of results. A
-                coroutine function or an async generator runs on an event loop. A dict has the results by item.
+                coroutine function or an async generator runs on an event loop. A dict maps items to results.
             concurrency: How many calls run at the same time.
             on: [Where it runs](stages.md#in-which-place-should-a-function-run): `"thread"`, `"process"`, or `"loop"`,
                 an event loop. Processes need a function and items that can be serialised, and a generator's results
@@ -159,14 +159,14 @@ class Pipeline(Generic[_Item_co]):
                 slow item holds up no other. Then a run can't be resumed in the middle of an epoch.
             on_error: `"raise"` ends the iteration at an item whose function
                 [raises](stages.md#what-happens-when-something-fails). `"skip"` leaves the item out.
-            max_errors: With `on_error="skip"`: how many items may be left out in an epoch, also if it was resumed: an
-                integer, or a float between 0 and 1 as a fraction of the items so far, judged from the 100th on and at
-                the end. None: no limit.
+            max_errors: With `on_error="skip"`: how many items may be left out in an epoch, resumed or not. An integer,
+                or a float between 0 and 1: a fraction of the items so far, checked from the 100th item on and at the
+                end. None: no limit.
             timeout: Seconds that a call may take. With `on_error="raise"`, the iteration then ends with
-                `WorkerStalled`; a process is replaced, and tries the item once more before. With `"skip"`, the item is
-                left out: its process is killed or its coroutine cancelled. A thread can't be killed, so another one
-                takes its place. A generator in threads or coroutines, with `output_order="input"`, always ends the
-                iteration. None or 0: no limit.
+                `WorkerStalled`. Before that, a process is replaced once, and the item is tried again. With `"skip"`,
+                the item is left out: its process is killed or its coroutine cancelled. A thread can't be killed, so
+                another one takes its place. A generator in threads or coroutines, with `output_order="input"`, always
+                ends the iteration. None or 0: no limit.
             buffer_size: How many more items may wait, for a call or for the next stage. Default: as many as
                 `concurrency`.
             name: The stage's name in errors and reports. Default: the function's.
@@ -214,7 +214,7 @@ class Pipeline(Generic[_Item_co]):
         return self._with(Filter(Function.of(predicate)))
 
     def drop_none(self: Pipeline[_Other | None]) -> Pipeline[_Other]:
-        """Leave out items that are None: a function returns it if it has no result for an item."""
+        """Leave out items that are None: a function may return None if it has no result for an item."""
         return self._with(DropNone())
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline[list[_Item_co]]:
@@ -226,7 +226,7 @@ class Pipeline(Generic[_Item_co]):
         return self._with(Unbatch())
 
     def shuffle(self, buffer_size: int) -> Pipeline[_Item_co]:
-        """Draw each item at random from the next `buffer_size` ones. Seed and epoch determine the draws.
+        """Draw each item at random from the next `buffer_size` items. Seed and epoch determine the draws.
 
         A resume pulls the items before the saved place again, so put this stage before expensive ones.
         """
@@ -373,9 +373,8 @@ class Pipeline(Generic[_Item_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iteration.
 
-        If nothing is left of the epoch there, the next one begins, unless `set_epoch` asks for the saved one. The
-        first `next` raises `StateMismatch` if an epoch can't continue because its source has an index and another
-        length.
+        If the saved epoch has no items left, the next one begins, unless `set_epoch` asks for the saved one. The first
+        `next` raises `StateMismatch` if an epoch can't continue because its source has an index and another length.
 
         Raises:
             TypeError: The state isn't a dict.
@@ -479,7 +478,7 @@ class StageLoader(Pipeline[Any]):
             src: An iterable or async iterable, often of paths or URLs. Each epoch iterates over it again, so make a
                 list of a generator or of `Path.glob()`.
             preprocessor: Called with each item. A function, a generator (any number of results), an async function or
-                generator, or a dict that has the results by item. A result that is None is left out.
+                generator, or a dict that maps items to results. A result that is None is left out.
             batch_size: How many results form a list. None: no lists are made.
             drop_last: True leaves out the last list if it isn't full.
             aggregator: Function or coroutine function that is called with each list.

@@ -117,7 +117,7 @@ class Advice:
     action: str
     """Such as `worker_per_consumer=6`."""
     gain: float
-    """How much faster the loop may get at most: 0.45 is 45 %. From n to m workers, at most m/n - 1. It gets less if
+    """How much faster the loop may get at most: 0.45 is 45 %. From n to m workers, at most m/n - 1. It is less if
     workers compete for memory bandwidth or a disk, or if build times vary so much that batches wait for their turn."""
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ class Breakdown:
     parts: tuple[Part, ...]
     """The stages of a batch, in their order."""
     idle: Part
-    """The time between two batches of a worker. Its share is that of the workers' time."""
+    """The time between two batches of a worker. Its share is a share of the workers' time."""
     workers: tuple[WorkerUse, ...]
     """One entry per worker, in the order of their numbers. Workers that built none of these batches are missing."""
     cpu: CpuUse | None
