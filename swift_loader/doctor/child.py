@@ -106,6 +106,8 @@ class _Examiner:
         self._settings, self._avoid = pickle.loads((folder / "request").read_bytes())
         self._place = Place(folder / "place", self._settings.stall_s)
         self.diagnosis = Diagnosis(self._settings.target)
+        self._batch_size = self._settings.batch_size or 32
+        self._collate_fn: Any = None
 
     def save(self, found: Diagnosis | CommandError) -> None:
         """Keep what was found out so far, in case the process dies."""
@@ -129,7 +131,8 @@ class _Examiner:
         """Return the samples that can be fetched; none if the dataset can't be used."""
         self._place.at("importing the module")
         name = self._settings.collate
-        collate_fn = torch_collate if name == "torch" else None if name == "default" else find_target(name)
+        if name not in (None, "default"):
+            self._collate_fn = torch_collate if name == "torch" else find_target(name)
         dataset = self._build()
         num_samples = None if dataset is None else self._length_of(dataset)
         self.save(self.diagnosis)
@@ -143,7 +146,7 @@ class _Examiner:
         self.save(self.diagnosis)
         if not good:
             return []
-        error = self._measure_batches(dataset, good, collate_fn)
+        error = self._measure_batches(dataset, good)
         self._judge_workers()
         samples.judge_leaves(good, error, self.diagnosis)
         self.save(self.diagnosis)
@@ -165,7 +168,8 @@ class _Examiner:
         seed_for_construction(Rng.SAMPLE)
         began_s = time.perf_counter()
         try:
-            dataset = without_loader(made_by(self._settings.target))
+            made = made_by(self._settings.target)
+            dataset = without_loader(made)
         except (Exception, SystemExit) as error:
             self.diagnosis.fault(
                 "faults",
@@ -175,6 +179,12 @@ class _Examiner:
             )
             return None
         self.diagnosis.build_s = time.perf_counter() - began_s
+        if dataset is not made and getattr(made, "batch_size", None):  # a loader that forms batches
+            self._batch_size = self._settings.batch_size or made.batch_size
+            if self._settings.collate is None:
+                torch = sys.modules.get("torch.utils.data")
+                is_torch = torch is not None and made.collate_fn is torch.default_collate
+                self._collate_fn = torch_collate if is_torch else made.collate_fn
         self.diagnosis.dataset = type_name(dataset)
         self._place.at("looking at the dataset's attributes")
         contents.judge_sharing(list(contents.walk(dataset)), hazards, self.diagnosis)
@@ -315,10 +325,11 @@ class _Examiner:
 
     # Batches
 
-    def _measure_batches(self, dataset: Any, good: Sequence[Fetch], collate_fn: Any) -> str:
+    def _measure_batches(self, dataset: Any, good: Sequence[Fetch]) -> str:
         """Build batches for some seconds, at least one, as a worker does. Return what the collate function raised."""
         seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in good) / len(good)
-        batch_size = min(self._settings.batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
+        batch_size, collate_fn = self._batch_size, self._collate_fn
+        batch_size = min(batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
         indices = np.resize([sample.index for sample in good], batch_size * _MAX_BATCHES).tolist()
         options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn, "shuffle": False, "seed": SEED}
         loader = SwiftLoader(dataset=Part(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)
@@ -354,7 +365,7 @@ class _Examiner:
         if step_s is None or timing is None:
             return
         sample_s = timing.mean_s if batch is None else batch.mean_s / batch.batch_size
-        batch_s, num_cores = sample_s * self._settings.batch_size, available_cores()
+        batch_s, num_cores = sample_s * self._batch_size, available_cores()
         # As if the machine were idle.
         window = Window(1, 0.0, step_s, batch_s * (1 - timing.core_wait_share), batch_s * timing.cpu_share, 0.0)
         num_workers = window.needed_workers(Machine(num_cores, _MAX_WORKERS))

@@ -55,9 +55,12 @@ class Settings:
     """`package.module:name` of a dataset, or of a function or class that returns one."""
     seconds: float = 10.0
     """How long samples are fetched for measurements. The other checks take some seconds more."""
-    batch_size: int = 32
-    collate: str = "default"
-    """`default` (swift_loader's), `torch` (torch's default collate), or `package.module:name` of a function."""
+    batch_size: int | None = None
+    """None: the loader's, if the target is one, else 32."""
+    collate: str | None = None
+    """`default` (swift_loader's), `torch` (torch's default collate), or `package.module:name` of a function. None: the
+    loader's, if the target is one, else `default`.
+    """
     step_s: float | None = None
     """Duration of a training step; None: unknown."""
     num_workers: int = 8
@@ -414,9 +417,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default, add = Settings(""), parser.add_argument
     add("target", metavar="PACKAGE.MODULE:NAME", help="a dataset, or a function or class that makes one")
     add("--seconds", type=float, default=default.seconds, help="how long to measure (%(default)s)")
-    add("--batch-size", type=int, default=default.batch_size, help="samples per batch (%(default)s)")
-    collate = "default (swift_loader's), torch, or package.module:name of a collate function"
-    add("--collate", default=default.collate, help=collate)
+    add("--batch-size", type=int, help="samples per batch (default: the loader's, else 32)")
+    collate = "default (swift_loader's), torch, or package.module:name of a function (default: the loader's)"
+    add("--collate", help=collate)
     step = "duration of a training step: how many workers keep it fed?"
     add("--step-ms", dest="step_s", metavar="STEP_MS", type=milliseconds, help=step)
     workers = "estimate memory for so many workers (%(default)s)"

@@ -94,7 +94,7 @@ class Verdict:
     def of(cls, observations: Observations) -> Verdict:
         """Return the verdict on the last batches. The time between two epochs doesn't count, nor does the start."""
         batches = _steady(observations)
-        if len(batches) < MIN_BATCHES:
+        if len(batches) < MIN_BATCHES or observations.num_delivered <= observations.setup.max_in_flight:
             run_s = observations.elapsed_s
             return cls(Bound.STARTING, min(1.0, observations.waited_s / run_s) if run_s > 0 else 0.0)
         waited, worked = int(stage_times(batches)["wait"][1:].sum()), int(steps_ns(batches).sum())

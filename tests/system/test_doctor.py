@@ -161,8 +161,11 @@ def test_samples_are_collated_with_the_function_that_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_collate_function_is_told() -> None:
-    diagnosis = diagnosed("Sound", collate=target("slow_collate"))
+@pytest.mark.parametrize("name", ["Sound", "loader_with_a_slow_collate_function"])
+def test_a_slow_collate_function_is_told(name: str) -> None:
+    diagnosis = diagnosed(name, collate=target("slow_collate") if name == "Sound" else None)
+    assert diagnosis.batch is not None
+    assert diagnosis.batch.batch_size == (32 if name == "Sound" else 3)
     assert "The collate function takes more than a third" in found(diagnosis, "time").what
 
 
