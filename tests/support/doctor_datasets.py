@@ -214,7 +214,8 @@ def slow_collate(samples: list[Any]) -> Any:
 def loader_with_a_slow_collate_function() -> Any:
     from torch.utils.data import DataLoader
 
-    return DataLoader(Sound(), batch_size=3, collate_fn=slow_collate)
+    dataset: Any = Sound()
+    return DataLoader(dataset, batch_size=3, collate_fn=slow_collate)
 
 
 # Real kinds ----------------------------------------------------------------------------------------------------------
