@@ -75,7 +75,7 @@ def _of_pipeline(state: Mapping[str, Any]) -> dict[str, str]:
         "position": "" if saved.place is None else f"after {state['place']}: items, from the source on",
         "seed": f"{saved.seed}",
         "order": ", ".join(saved.parameters) or "the source's",
-        "skipped": counted(sum(saved.failures), "item"),
+        "left out": f"{counted(sum(saved.failures), 'item')}; only an integer max_errors counts them",
         "sources": f"{len(saved.sources)}, {len(saved.sources) - saved.sources.count(None)} with a state of their own",
     }
 

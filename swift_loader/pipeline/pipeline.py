@@ -159,9 +159,9 @@ class Pipeline(Generic[_Item_co]):
                 slow item holds up no other. Then a run can't be resumed in the middle of an epoch.
             on_error: `"raise"` ends the iteration at an item whose function
                 [raises](stages.md#what-happens-when-something-fails). `"skip"` leaves the item out.
-            max_errors: With `on_error="skip"`: how many items may be left out in an epoch, resumed or not. An integer,
-                or a float between 0 and 1: a fraction of the items so far, checked from the 100th item on and at the
-                end. None: no limit.
+            max_errors: With `on_error="skip"`: how many items may be left out in an epoch. An integer counts them over
+                a resume, too. A float between 0 and 1 is a fraction of the items since the epoch began or was resumed,
+                checked from the 100th item on and at the end. None: no limit.
             timeout: Seconds that a call may take. With `on_error="raise"`, the iteration then ends with
                 `WorkerStalled`. Before that, a process is replaced once, and the item is tried again. With `"skip"`,
                 the item is left out: its process is killed or its coroutine cancelled. A thread can't be killed, so
