@@ -63,8 +63,8 @@ class LoopIterator(Iterator[Any]):
                     )
                 try:
                     turn.is_taken = True
-                    delivery = self._advance()
-                    self._taken = None  # no signal handler can run between these two lines
+                    taken = self._advance()
+                    batch, delivery, self._taken = taken.batch, taken, None  # no handler runs once `.batch` is there
                 except BaseException as error:  # here, because the next thread's batch may be the one that is taken
                     self._take_back(None, error)
                     raise
@@ -74,7 +74,7 @@ class LoopIterator(Iterator[Any]):
             if delivery is not None:
                 self._take_back(delivery, error)
             raise
-        return delivery.batch
+        return batch
 
 
 class ShownIterator(LoopIterator):
