@@ -385,6 +385,8 @@ def epoch_of(thing: Any) -> int | None:
 # Whether a loader draws the rest of an epoch in the same order as the one that saved the state -----------------------
 
 _SEED = optional(integer(0, 2**MAX_BITS - 1))
+_TORCH_DRAWS = frozenset({RandomSampler, SubsetRandomSampler, WeightedRandomSampler})
+"""Exact types: they have their generators from the beginning."""
 
 
 def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
@@ -402,8 +404,8 @@ def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     own = None if loader.generator is brought else loader.generator
     brings = seed is not None and own is None
     before, here = len(state.generators), len({*source.generators} - {brought}) + brings
-    is_drawn_again = state.num_drawn and not state.is_over and state.sampler_state is None and source.may_draw
-    if is_drawn_again and before != here:
+    is_drawn_again = state.num_drawn and not state.is_over and type(source.sampler) in _TORCH_DRAWS
+    if is_drawn_again and before != here:  # other samplers may make their generators when they are iterated over
         raise StateMismatch(
             f"the order of the state's epoch came from {before} generators of the loader and its samplers, but these "
             f"have {here} here; give the seed= or generator= that it was saved with"
