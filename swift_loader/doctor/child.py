@@ -182,9 +182,9 @@ class _Examiner:
         if dataset is not made and getattr(made, "batch_size", None):  # a loader that forms batches
             self._batch_size = self._settings.batch_size or made.batch_size
             if self._settings.collate is None:
-                torch = sys.modules.get("torch.utils.data")
-                is_torch = torch is not None and made.collate_fn is torch.default_collate
-                self._collate_fn = torch_collate if is_torch else made.collate_fn
+                collate_fn, torch_data = getattr(made, "collate_fn", None), sys.modules.get("torch.utils.data")
+                is_torch = torch_data is not None and collate_fn is torch_data.default_collate
+                self._collate_fn = torch_collate if is_torch else collate_fn
         self.diagnosis.dataset = type_name(dataset)
         self._place.at("looking at the dataset's attributes")
         contents.judge_sharing(list(contents.walk(dataset)), hazards, self.diagnosis)
@@ -328,8 +328,8 @@ class _Examiner:
     def _measure_batches(self, dataset: Any, good: Sequence[Fetch]) -> str:
         """Build batches for some seconds, at least one, as a worker does. Return what the collate function raised."""
         seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in good) / len(good)
-        batch_size, collate_fn = self._batch_size, self._collate_fn
-        batch_size = min(batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
+        batch_size = min(self._batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
+        collate_fn = self._collate_fn
         indices = np.resize([sample.index for sample in good], batch_size * _MAX_BATCHES).tolist()
         options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn, "shuffle": False, "seed": SEED}
         loader = SwiftLoader(dataset=Part(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)

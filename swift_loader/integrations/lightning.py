@@ -80,7 +80,7 @@ class LoaderStateCallback(Callback):
         loop = checkpoint["loops"]["fit_loop"]
         batches, states = loop["epoch_loop.batch_progress"], loop["state_dict"].get("combined_loader")
         is_inside = batches["current"]["processed"] and not batches["is_last_batch"]
-        if is_inside and not states and self.state_key not in checkpoint["callbacks"]:
+        if trainer.training and is_inside and not states and self.state_key not in checkpoint["callbacks"]:
             warn(
                 "the checkpoint was saved in the middle of an epoch with a loader that has no state. So this epoch "
                 "repeats samples and leaves others out; resume from a checkpoint of an epoch's end"
