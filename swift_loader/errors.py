@@ -85,6 +85,10 @@ class SharedMemoryFull(SwiftLoaderError, OSError):
     """There isn't enough shared memory for a batch. The message names the bytes needed and the limit."""
 
 
+class SharedMemoryLost(SwiftLoaderError, OSError):
+    """Shared memory of another process can't be opened: it has ended, or is on another machine."""
+
+
 class NoDescriptorsLeft(SwiftLoaderError, OSError):
     """The process or the system has run out of file descriptors. The message names the limit."""
 

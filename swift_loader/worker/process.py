@@ -235,6 +235,9 @@ _ALLOCATORS = frozenset({"jemalloc_bg_thd"})
 _STATELESS = frozenset((1, minor) for minor in (3, 5, 7, 8, 9))
 """The devices null, zero, full, random and urandom, from Linux's devices.txt. They have no state to share."""
 
+_OWN_MEMORY = "/memfd:swift_loader"
+"""What the link of a descriptor of `SharedMemory` begins with. Nobody uses its offset."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForkHazards:
@@ -301,7 +304,8 @@ def _describe(number: int) -> str:
         device = os.major(status.st_rdev), os.minor(status.st_rdev)
         if stat.S_ISCHR(status.st_mode) and device in _STATELESS:
             return ""
-        return f"{number} ({os.readlink(f'/proc/self/fd/{number}')})"
+        target = os.readlink(f"/proc/self/fd/{number}")
+        return "" if target.startswith(_OWN_MEMORY) else f"{number} ({target})"
     except OSError:  # the descriptor that listed the folder is closed by now
         return ""
 

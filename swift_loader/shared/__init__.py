@@ -1,0 +1,1 @@
+"""What all processes of a machine share: memory without a name, lists in it, and a cache of samples."""

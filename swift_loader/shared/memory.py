@@ -1,0 +1,104 @@
+"""Memory without a name that any process of this machine can map: the program, its workers, and other ranks.
+
+It is a memfd. The process that makes it keeps its descriptor open, and others open it as `/proc/PID/fd/N`. So nothing
+has to be passed on but two numbers, which a pickle has room for. The kernel frees the memory with the last process that
+maps it, also after SIGKILL. Forks inherit the mapping.
+
+Only processes of the same user and the same /proc can open it. Assumes Linux.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import SharedMemoryFull, SharedMemoryLost
+from swift_loader.transport.channel import avoid_std_streams, explaining_limits
+from swift_loader.transport.segments import Segment, new_file
+
+
+class Address(NamedTuple):
+    """Where another process of this machine finds the memory."""
+
+    pid: int
+    """The process that made it, and still has its descriptor."""
+    descriptor: int
+    device: int
+    inode: int
+    """With `device`, it tells whether the descriptor is still this memory's."""
+    nbytes: int
+
+
+class SharedMemory:
+    """`nbytes` of memory, mapped in this process. Its pickle is an address: whoever unpickles it maps the same memory.
+
+    The process that made it must live, and keep this object, until others have unpickled it.
+    """
+
+    def __init__(self, pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> None:
+        """Make new memory, whose first bytes are these pieces. The others are zeros, and take no memory until written.
+
+        Raises `SharedMemoryFull` if there is not enough memory, or there are no descriptors left.
+        """
+        if sys.platform != "linux":
+            raise NotImplementedError("memory that processes share by its address needs Linux")
+        self._descriptor: int | None = new_file(pieces, nbytes)
+        """Of the process that made it and its forks; None elsewhere."""
+        status = os.fstat(self._descriptor)
+        self.address = Address(os.getpid(), self._descriptor, status.st_dev, status.st_ino, nbytes)
+        self._map(self._descriptor)
+
+    def _map(self, descriptor: int) -> None:
+        self._segment = Segment.map(descriptor, self.address.nbytes, mmap.MAP_SHARED)
+        self.bytes: NDArray[np.uint8] = self._segment.array()
+        """`(nbytes,) uint8`. It is valid as long as this object."""
+
+    @classmethod
+    def at(cls, address: Address) -> SharedMemory:
+        """Map the memory of another process. Raises `SharedMemoryLost` if it can't be opened."""
+        memory = cls.__new__(cls)
+        memory._descriptor, memory.address = None, address
+        descriptor = memory.open()
+        try:
+            memory._map(descriptor)
+        except SharedMemoryFull as error:
+            raise SharedMemoryLost(str(error)) from error
+        finally:
+            os.close(descriptor)
+        return memory
+
+    def open(self) -> int:
+        """Return a new descriptor of the memory: with its own locks, for the caller to close.
+
+        Raises `SharedMemoryLost` if the process that made it has ended, or may not be looked at.
+        """
+        pid, number, device, inode, _ = self.address
+        own = self._descriptor is not None
+        path = f"/proc/{'self' if own else pid}/fd/{number}"
+        try:
+            with explaining_limits():
+                descriptor = avoid_std_streams(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            raise SharedMemoryLost(
+                f"the shared memory of process {pid} can't be opened: {error.strerror}. That process must be on the "
+                f"same machine, run as the same user, and live as long as others begin to use its memory"
+            ) from error
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) != (device, inode):
+            os.close(descriptor)
+            raise SharedMemoryLost(f"process {pid} no longer has its shared memory: the object was deleted there")
+        return descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedMemory.at, (self.address,)
+
+    def __del__(self) -> None:
+        descriptor, self._descriptor = getattr(self, "_descriptor", None), None
+        if descriptor is not None:
+            os.close(descriptor)
