@@ -63,10 +63,10 @@ class SharedMemory:
     def at(cls, address: Address) -> SharedMemory:
         """Map the memory of another process. Raises `SharedMemoryLost` if it can't be opened."""
         memory = cls.__new__(cls)
-        memory._descriptor, memory.address = None, address
+        memory._descriptor, memory.address = None, address  # noqa: SLF001
         descriptor = memory.open()
         try:
-            memory._map(descriptor)
+            memory._map(descriptor)  # noqa: SLF001
         except SharedMemoryFull as error:
             raise SharedMemoryLost(str(error)) from error
         finally:
