@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetch import DevicePrefetcher, batch_key
     from swift_loader.errors import (
+        CacheCorrupt,
+        CacheMismatch,
         DatasetMismatch,
         EncodeError,
         LoaderClosed,
@@ -77,10 +79,13 @@ if TYPE_CHECKING:
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
     from swift_loader.scheduler.sample_errors import SampleFailure
+    from swift_loader.shared.cache import cached
     from swift_loader.worker.seeding import sample_rng
     from swift_loader.worker.stream import Stateful
 
 __all__ = [
+    "CacheCorrupt",
+    "CacheMismatch",
     "DataLoader",
     "DatasetMismatch",
     "DevicePrefetcher",
@@ -111,6 +116,7 @@ __all__ = [
     "WorkerError",
     "WorkerStalled",
     "batch_key",
+    "cached",
     "default_collate",
     "distributed",
     "sample_rng",
@@ -131,6 +137,7 @@ _HOMES = {
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
     "batch_key": "swift_loader.device.prefetch",
+    "cached": "swift_loader.shared.cache",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",
     "sample_rng": "swift_loader.worker.seeding",

@@ -89,6 +89,14 @@ class SharedMemoryLost(SwiftLoaderError, OSError):
     """Shared memory of another process can't be opened: it has ended, or is on another machine."""
 
 
+class CacheMismatch(SwiftLoaderError, ValueError):
+    """A file isn't a cache of this dataset's samples. The message names the file and what differs."""
+
+
+class CacheCorrupt(SwiftLoaderError):
+    """The file of a cache is damaged where nothing can be made again: its header, or where its entries end."""
+
+
 class NoDescriptorsLeft(SwiftLoaderError, OSError):
     """The process or the system has run out of file descriptors. The message names the limit."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,11 +48,21 @@ class SharedMemory:
         """
         if sys.platform != "linux":
             raise NotImplementedError("memory that processes share by its address needs Linux")
-        self._descriptor: int | None = new_file(pieces, nbytes)
-        """Of the process that made it and its forks; None elsewhere."""
-        status = os.fstat(self._descriptor)
-        self.address = Address(os.getpid(), self._descriptor, status.st_dev, status.st_ino, nbytes)
-        self._map(self._descriptor)
+        self._keep(new_file(pieces, nbytes), nbytes)
+
+    @classmethod
+    def of(cls, descriptor: int, nbytes: int) -> SharedMemory:
+        """Return the memory that is behind a descriptor, and own that."""
+        memory = cls.__new__(cls)
+        memory._keep(descriptor, nbytes)  # noqa: SLF001
+        return memory
+
+    def _keep(self, descriptor: int, nbytes: int) -> None:
+        self._descriptor: int | None = descriptor
+        """Of a process that keeps it for others, and of its forks; None elsewhere."""
+        status = os.fstat(descriptor)
+        self.address = Address(os.getpid(), descriptor, status.st_dev, status.st_ino, nbytes)
+        self._map(descriptor)
 
     def _map(self, descriptor: int) -> None:
         self._segment = Segment.map(descriptor, self.address.nbytes, mmap.MAP_SHARED)
@@ -98,7 +108,7 @@ class SharedMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedMemory.at, (self.address,)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, the module's names may be gone
         descriptor, self._descriptor = getattr(self, "_descriptor", None), None
         if descriptor is not None:
-            os.close(descriptor)
+            close(descriptor)

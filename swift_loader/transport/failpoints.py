@@ -44,6 +44,11 @@ class Failpoint(Enum):
     TEMPLATE_REAPED = "template.reaped"  # a worker was reaped, the trainer wasn't notified
     TEMPLATE_STOP = "template.stop"  # the trainer closed the channel, and the template is about to end
 
+    CACHE_CLAIMED = "cache.claimed"  # the sample was made, no space is allocated for it
+    CACHE_ALLOCATED = "cache.allocated"  # space is allocated, nothing was written
+    CACHE_WRITTEN = "cache.written"  # the entry was written, the index doesn't have it
+    CACHE_PUBLISHED = "cache.published"  # the index has it, the claim wasn't given up
+
 
 class Action(Enum):
     """What happens at the point."""

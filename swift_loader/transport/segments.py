@@ -183,7 +183,7 @@ def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:
     descriptor = _new_memfd(nbytes)
     try:
         try:
-            _write(descriptor, iter(pieces))
+            write_pieces(descriptor, iter(pieces))
             os.ftruncate(descriptor, nbytes)
         except OSError as error:
             raise reserving_failed(error, nbytes, _LIMIT) from None
@@ -194,8 +194,8 @@ def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:
     return descriptor
 
 
-def _write(descriptor: int, pieces: Iterator[NDArray[np.uint8]]) -> None:
-    position = 0
+def write_pieces(descriptor: int, pieces: Iterator[NDArray[np.uint8]], position: int = 0) -> None:
+    """Write bytes one after another, from this position of a file on. Raises `OSError` if there is no space."""
     while views := [piece.data for piece in islice(pieces, _MAX_PIECES)]:
         while views:
             written = os.pwritev(descriptor, views, position)  # maybe not all: 2 GiB at most

@@ -250,6 +250,11 @@ class Fetching:
         self._number = -1
         self._generator: np.random.Generator | None = None
 
+    @property
+    def has_generator(self) -> bool:
+        """Whether `sample_rng` was called."""
+        return self._generator is not None
+
     def generator(self) -> np.random.Generator:
         """Return the generator of the sample that is being fetched; after the last sample, the batch's generator."""
         number = len(self.samples)
@@ -328,6 +333,25 @@ def sample_rng() -> np.random.Generator:
     """
     fetching = _of_thread.current if _of_thread.is_worker else _current
     return np.random.default_rng() if fetching is None else fetching.generator()
+
+
+class DrawCheck:
+    """Tells whether a block that fetches a sample draws random numbers, or asks for `sample_rng()`.
+
+    Threads share the global generators, so on a worker thread only `sample_rng()` is watched.
+    """
+
+    def __enter__(self) -> DrawCheck:
+        self._fetching = Fetching(0, 0, [0], [])
+        self._outer = _enter(self._fetching)
+        self._before = None if _of_thread.is_worker else snapshot_generators()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _enter(self._outer)
+        moved = self._before is not None and snapshot_generators()[: len(self._before)] != self._before
+        self.drew = moved or self._fetching.has_generator
+        """Whether it did."""
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Cell:
         return self.restarts > 0 and dies
 
 
-POINTS = list(Failpoint)
+POINTS = [point for point in Failpoint if not point.value.startswith("cache.")]  # see test_cache_faults
 PLACES = [
     (point, later) for point in POINTS for later in ((False, True) if point.value.startswith("template.") else (False,))
 ]
@@ -173,7 +173,7 @@ def test_an_error_names_the_item_and_the_rule(item: str, rule: str) -> None:
     exhaustive_unless(
         # of the others, the matrix tells
         {Failpoint.TEMPLATE_REAPED},
-        list(Failpoint),
+        POINTS,
     ),
 )
 def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ WORDS: dict[str, type[Enum]] = {
 
 def test_the_public_names_are_these() -> None:
     assert swift_loader.__all__ == [
+        "CacheCorrupt",
+        "CacheMismatch",
         "DataLoader",
         "DatasetMismatch",
         "DevicePrefetcher",
@@ -66,6 +68,7 @@ def test_the_public_names_are_these() -> None:
         "WorkerError",
         "WorkerStalled",
         "batch_key",
+        "cached",
         "default_collate",
         "distributed",
         "sample_rng",

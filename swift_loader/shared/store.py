@@ -1,0 +1,453 @@
+"""A file of samples that any number of processes fill and read at once: in memory, or on a disk.
+
+    header │ cursor │ index: 8 bytes a sample │ entries, one after another: head, bulk data, structure
+
+A sample's word in the index is 0, or says where its entry is and how long. It is written last, in one piece, so an
+entry is there whole or not at all. The cursor says where the next entry goes. Nothing is ever moved, replaced or
+freed: what is kept stays, and over the limit nothing more is kept. For passes that use each sample once, no other
+choice gives more hits (uniform caching, Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB
+2021).
+
+Whoever makes a sample claims it first, with a lock of the kernel on one byte far behind the file's end. The lock
+belongs to the opened file, and ends with the process: after a death, the sample is free again, and the space that was
+allocated for it stays unused. Another lock guards the cursor, for the few microseconds of an allocation.
+
+On a disk, all is read and written with pread(2) and pwrite(2). They fail if there is no space, or the file has become
+shorter; a mapping would raise SIGBUS.
+
+An entry that an earlier run has written is compared with its checksum before it is first used. If it is damaged, it
+counts as missing: the sample is made again. Assumes Linux, and a file system with locks of byte ranges.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import CacheCorrupt, CacheMismatch
+from swift_loader.shared.memory import SharedMemory
+from swift_loader.transport.channel import avoid_std_streams, explaining_limits
+from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.segments import Segment, write_pieces
+
+Facts = dict[str, Any]
+"""What a file says about the dataset whose samples it has: plain JSON types."""
+
+_MAGIC = b"swiftldr"
+_FORMAT = 1
+"""Raise it when the layout changes, or how `transport.codec` rebuilds arrays and tensors."""
+
+_READABLE = frozenset({"class", "length", "version"})
+"""Of the facts; the others are digests."""
+
+_HEADER = struct.Struct("<8sIIQI")
+"""Magic, checksum of the rest, format, number of samples, length of the facts, which follow."""
+_CHECKED_AT = len(_MAGIC) + 4
+_MAX_HEADER_BYTES = 4096
+"""One page, so that a kill leaves all or nothing of it."""
+
+_CURSOR = struct.Struct("<QQQ")
+"""Where the next entry goes, the same with all bits flipped, and whether an entry didn't fit."""
+_CURSOR_AT = _MAX_HEADER_BYTES
+_INDEX_AT = _CURSOR_AT + 4096
+_WORD = struct.Struct("<Q")
+_FLIPPED = (1 << 64) - 1
+
+_UNIT = 64
+"""Bytes: entries begin at multiples of it, and have a multiple of it."""
+_LENGTH_BITS = 26
+"""Of a word: so many units are an entry's length, the others its place. That allows 4 GiB and 16 TiB."""
+_MAX_ENTRY_BYTES = _UNIT * ((1 << _LENGTH_BITS) - 1)
+MAX_FILE_BYTES = _UNIT * ((1 << 64 - _LENGTH_BITS) - 1)
+
+_HEAD = struct.Struct("<QQQII")
+"""Of an entry: the sample's index, the lengths of bulk data and structure, the number of blocks, a checksum."""
+
+_LOCKS_AT = 1 << 62
+"""The lock of the cursor, then those of the samples."""
+
+_FLOCK = struct.Struct("@hhqqi4x")
+"""`struct flock` of Linux, 64-bit."""
+
+_BUSY = frozenset({errno.EAGAIN, errno.EACCES})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+
+_PATIENCE_S = 10.0
+"""How long to wait for another process that makes a sample. It may be stopped, or hang."""
+_LOOK_MS = (1, 2, 4, 8, 16)
+"""When to look whether it is done. The kernel has no wait for such a lock that ends after a time."""
+
+
+class Packed(NamedTuple):
+    """A sample as bytes; see `transport.codec`."""
+
+    data: NDArray[np.uint8]
+    structure: memoryview
+    num_blocks: int
+
+
+class _Here:
+    """What one process has of the file: a descriptor with locks of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.pid = os.getpid()
+        self.descriptor = descriptor
+        self.guard = threading.RLock()
+        """Locks of the kernel don't keep apart threads of one process. This one does, at the cursor."""
+        self.claimed: dict[int, int] = {}
+        """Which thread makes a sample, by index."""
+
+    def __del__(self, pid: Callable[[], int] = os.getpid, close: Callable[[int], None] = os.close) -> None:
+        if self.pid == pid():  # at exit, the module's names may be gone
+            close(self.descriptor)
+
+
+class Store:
+    """The entries of one dataset. Any thread of any process; a fork and a pickle of it have the same file."""
+
+    def __init__(self, num_samples: int, nbytes: int, memory: SharedMemory | None, path: str = "") -> None:
+        """Use a file that exists. It gets at most `nbytes` of entries. `path`: if it isn't memory."""
+        self.num_samples = num_samples
+        self._path = path
+        self._memory = memory
+        self._end = data_offset(num_samples) + nbytes
+        self._here: _Here | None = None
+        self._identity: tuple[int, int] | None = None
+        """Of the file with this path: device and inode."""
+        self._verified: SharedMemory | None = None
+        """One byte a sample: whether this run knows that its entry is whole. None: nobody but this run writes."""
+        if memory is None:
+            self._verified = SharedMemory([], max(1, num_samples))
+        self._open_views()
+
+    @classmethod
+    def in_memory(cls, memory: SharedMemory, num_samples: int) -> Store:
+        """Return the store in a memory that `new_file_bytes` begins, or that other ranks use, too."""
+        return cls(num_samples, memory.address.nbytes - data_offset(num_samples), memory)
+
+    @classmethod
+    def in_file(cls, path: str, num_samples: int, nbytes: int, facts: Facts) -> Store:
+        """Return the store in a file, which is made if there is none, or if it is empty.
+
+        Raises `CacheMismatch` if it isn't a cache, or that of another dataset, `CacheCorrupt` if it is damaged.
+        """
+        header = _pack_header(num_samples, facts)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with _locked(descriptor):
+                if os.fstat(descriptor).st_size == 0:
+                    os.pwrite(descriptor, header, 0)
+                found, found_facts = _unpack_header(os.pread(descriptor, _MAX_HEADER_BYTES, 0), path)
+                _check_facts(path, {"length": found, **found_facts}, {"length": num_samples, **facts})
+                begin = data_offset(num_samples)
+                if os.fstat(descriptor).st_size < begin:  # new, or its maker was killed here
+                    _set_cursor(descriptor, begin, is_full=False)
+                    os.ftruncate(descriptor, begin)
+                _set_cursor(descriptor, _cursor(descriptor, path)[0], is_full=False)  # there may be space now
+        finally:
+            os.close(descriptor)
+        return cls(num_samples, nbytes, None, path)
+
+    # What each process has of it
+
+    def _open_views(self) -> None:
+        self._segment: Segment | None = None
+        """Of a file on a disk, for views; None: nobody has asked for one."""
+        self._bytes = None if self._memory is None else self._memory.bytes
+        self._index = None
+        if self._bytes is not None:
+            self._index = self._bytes[_INDEX_AT : _INDEX_AT + 8 * self.num_samples].data.cast("Q")
+
+    def _here_now(self) -> _Here:
+        here = self._here
+        if here is None or here.pid != os.getpid():
+            here = self._here = _Here(self._open())
+        return here
+
+    def _open(self) -> int:
+        if self._memory is not None:
+            return self._memory.open()
+        with explaining_limits():
+            descriptor = avoid_std_streams(os.open(self._path, os.O_RDWR | os.O_CLOEXEC))
+        status = os.fstat(descriptor)
+        self._identity = self._identity or (status.st_dev, status.st_ino)
+        if self._identity != (status.st_dev, status.st_ino):
+            os.close(descriptor)
+            raise CacheMismatch(f"the cache {self._path!r} was replaced by another file; start the program again")
+        return descriptor
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_here", "_segment", "_bytes", "_index")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _here=None)
+        self._open_views()
+
+    # Reading
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        return repr(self._path) if self._path else "memory"
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of entries it has."""
+        return self._state()[0] - data_offset(self.num_samples)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an entry didn't fit, so nothing more is kept."""
+        return self._state()[1]
+
+    def kept(self, begin: int, end: int) -> NDArray[np.intp]:
+        """Return which of the samples from `begin` to `end` it has."""
+        words = os.pread(self._here_now().descriptor, 8 * (end - begin), _INDEX_AT + 8 * begin)
+        return begin + np.flatnonzero(np.frombuffer(words[: len(words) // 8 * 8], np.uint64))
+
+    def read(self, index: int, *, as_view: bool = False) -> Packed | None:
+        """Return a copy of a sample's bytes; None if it isn't there or its entry is damaged.
+
+        `as_view`: not a copy. Nobody may write to it. It is valid as long as this object.
+        """
+        word = self._word(index)
+        if not word:
+            return None
+        offset, nbytes = (word >> _LENGTH_BITS) * _UNIT, (word & ((1 << _LENGTH_BITS) - 1)) * _UNIT
+        if nbytes < _UNIT:
+            return None
+        entry = self._view(offset, nbytes) if as_view else self._copy(offset, nbytes)
+        if entry is None:
+            return None
+        found, num_data, num_structure, num_blocks, checksum = _HEAD.unpack_from(entry.data)
+        if found != index or _UNIT + num_data + num_structure > nbytes:
+            return None
+        if self._verified is not None and not self._verified.bytes[index]:
+            if _checksum(entry[: _HEAD.size - 4], [entry[_UNIT:]]) != checksum:
+                return None
+            self._verified.bytes[index] = 1
+        end = _UNIT + num_data
+        return Packed(entry[_UNIT:end], entry.data[end : end + num_structure], num_blocks)
+
+    def _word(self, index: int) -> int:
+        if self._index is not None:
+            return self._index[index]
+        word = os.pread(self._here_now().descriptor, _WORD.size, _INDEX_AT + _WORD.size * index)
+        return int(_WORD.unpack(word)[0]) if len(word) == _WORD.size else 0
+
+    def _copy(self, offset: int, nbytes: int) -> NDArray[np.uint8] | None:
+        descriptor, entry, done = self._here_now().descriptor, np.empty(nbytes, np.uint8), 0
+        while done < nbytes:
+            count = os.preadv(descriptor, [entry[done:].data], offset + done)
+            if not count:
+                return None
+            done += count
+        return entry
+
+    def _view(self, offset: int, nbytes: int) -> NDArray[np.uint8] | None:
+        end, descriptor = offset + nbytes, self._here_now().descriptor
+        if self._bytes is None:
+            self._segment = Segment.map(descriptor, self._end, mmap.MAP_SHARED)
+            self._bytes = self._segment.array()
+        # Another run may have a larger limit. Of a file that has become shorter, a mapping would raise SIGBUS.
+        if end > len(self._bytes) or end > os.fstat(descriptor).st_size:
+            return self._copy(offset, nbytes)
+        return self._bytes[offset:end]
+
+    # Writing
+
+    @contextmanager
+    def claim(self, index: int) -> Iterator[bool]:
+        """Make others wait for this sample. Yield whether it is claimed: others may take too long for it."""
+        here, position, deadline_s, looks = self._here_now(), _LOCKS_AT + 1 + index, time.monotonic() + _PATIENCE_S, 0
+        try:
+            while not (is_ours := _claim(here, index, position)) and time.monotonic() < deadline_s:
+                select.poll().poll(_LOOK_MS[min(looks, len(_LOOK_MS) - 1)])
+                looks += 1
+            yield is_ours
+        finally:
+            if here.claimed.get(index) == threading.get_ident():
+                _unlock(here.descriptor, position)
+                del here.claimed[index]
+
+    def write(self, index: int, packed: Packed, pieces: list[NDArray[np.uint8]]) -> bool:
+        """Add the sample that this thread has claimed. Return False if there is no space, now and later.
+
+        `packed`: its `data` has only the length; the content is `pieces`. Raises `OSError` if writing fails.
+        """
+        structure = np.frombuffer(packed.structure, np.uint8)
+        num_data = sum(len(piece) for piece in pieces)
+        length = _UNIT + num_data + len(structure)
+        padded = -(-length // _UNIT) * _UNIT
+        head = _HEAD.pack(index, num_data, len(structure), packed.num_blocks, 0)
+        rest = [*pieces, structure, np.zeros(padded - length, np.uint8)]
+        checksum = _checksum(head[: _HEAD.size - 4], rest)
+        head = head[: _HEAD.size - 4] + struct.pack("<I", checksum)
+        failpoint(Failpoint.CACHE_CLAIMED)
+        descriptor = self._here_now().descriptor
+        try:
+            offset = self._allocate(descriptor, padded)
+            if offset is None:
+                return False
+            failpoint(Failpoint.CACHE_ALLOCATED)
+            first = np.frombuffer(head.ljust(_UNIT, b"\0"), np.uint8)
+            write_pieces(descriptor, iter([first, *rest]), offset)
+            failpoint(Failpoint.CACHE_WRITTEN)
+            word = (offset // _UNIT) << _LENGTH_BITS | padded // _UNIT
+            os.pwrite(descriptor, _WORD.pack(word), _INDEX_AT + 8 * index)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            self._give_up(descriptor)
+            return False
+        failpoint(Failpoint.CACHE_PUBLISHED)
+        if self._verified is not None:
+            self._verified.bytes[index] = 1
+        return True
+
+    def _allocate(self, descriptor: int, nbytes: int) -> int | None:
+        """Return the offset of so many bytes that are nobody else's; None if there is no space for them."""
+        with self._here_now().guard, _locked(descriptor):
+            offset, is_full = self._state()
+            if is_full:
+                return None
+            if nbytes > _MAX_ENTRY_BYTES or offset + nbytes > min(self._end, MAX_FILE_BYTES):
+                _set_cursor(descriptor, offset, is_full=True)
+                return None
+            _set_cursor(descriptor, offset + nbytes, is_full=False)
+        return offset
+
+    def _give_up(self, descriptor: int) -> None:
+        with self._here_now().guard, _locked(descriptor):
+            _set_cursor(descriptor, self._state()[0], is_full=True)
+
+    def _state(self) -> tuple[int, bool]:
+        return _cursor(self._here_now().descriptor, self._path or "in memory")
+
+
+# The parts of the file ------------------------------------------------------------------------------------------------
+
+
+def data_offset(num_samples: int) -> int:
+    """Return where the entries begin."""
+    return -(-(_INDEX_AT + 8 * num_samples) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def new_file_bytes(num_samples: int) -> NDArray[np.uint8]:
+    """Return what a new file in memory begins with."""
+    end = data_offset(num_samples)
+    cursor = _CURSOR.pack(end, end ^ _FLIPPED, 0)
+    return np.frombuffer(_pack_header(num_samples, {}).ljust(_CURSOR_AT, b"\0") + cursor, np.uint8)
+
+
+def _pack_header(num_samples: int, facts: Facts) -> bytes:
+    described = json.dumps(facts, ensure_ascii=False, sort_keys=True).encode()
+    body = struct.pack("<IQI", _FORMAT, num_samples, len(described)) + described
+    header = _MAGIC + struct.pack("<I", crc32(body)) + body
+    assert len(header) <= _MAX_HEADER_BYTES, "the facts are digests"
+    return header
+
+
+def _unpack_header(header: bytes, path: str) -> tuple[int, Facts]:
+    remedy = "delete it, or name another file in where="
+    if header[: len(_MAGIC)] != _MAGIC:
+        raise CacheMismatch(f"the file {path!r} is not a cache of samples; {remedy}")
+    try:
+        _, checksum, version, num_samples, length = _HEADER.unpack_from(header)
+        if crc32(header[_CHECKED_AT : _HEADER.size + length]) != checksum:
+            raise CacheCorrupt(f"the cache {path!r} is damaged: its header has another checksum; {remedy}")
+        if version != _FORMAT:
+            raise CacheMismatch(f"the cache {path!r} was written by another version of swift_loader; {remedy}")
+        return num_samples, json.loads(header[_HEADER.size : _HEADER.size + length])
+    except struct.error:
+        raise CacheCorrupt(f"the cache {path!r} is damaged: it has no whole header; {remedy}") from None
+
+
+def _check_facts(path: str, found: Facts, wanted: Facts) -> None:
+    for name in {**wanted, **found}:
+        there, here = found.get(name), wanted.get(name)
+        if there != here:
+            text = f"its {name} is {there!r}, not {here!r}" if name in _READABLE else f"another {name}"
+            raise CacheMismatch(
+                f"the cache {path!r} is that of another dataset: {text}. Delete it, or name another file in where=. If "
+                f"the samples are the same, pass version= to both runs: then only it, class and length must be equal"
+            )
+
+
+def _cursor(descriptor: int, path: str) -> tuple[int, bool]:
+    data = os.pread(descriptor, _CURSOR.size, _CURSOR_AT)
+    end, flipped, is_full = _CURSOR.unpack(data) if len(data) == _CURSOR.size else (0, 0, 0)
+    if end ^ flipped != _FLIPPED:
+        raise CacheCorrupt(f"the cache {path!r} is damaged: nothing tells where its entries end; delete it")
+    return end, bool(is_full)
+
+
+def _set_cursor(descriptor: int, end: int, *, is_full: bool) -> None:
+    os.pwrite(descriptor, _CURSOR.pack(end, end ^ _FLIPPED, is_full), _CURSOR_AT)
+
+
+def _checksum(head: Any, rest: list[NDArray[np.uint8]]) -> int:
+    checksum = crc32(head)
+    for piece in rest:
+        checksum = crc32(piece.data, checksum)
+    return checksum
+
+
+# Locks of byte ranges that belong to an opened file ("open file description locks", fcntl(2)) -------------------------
+
+
+def _claim(here: _Here, index: int, position: int) -> bool:
+    thread = threading.get_ident()
+    if here.claimed.setdefault(index, thread) != thread:
+        return False
+    is_ours = False
+    try:
+        is_ours = _lock(here.descriptor, position)
+    finally:
+        if not is_ours:
+            del here.claimed[index]
+    return is_ours
+
+
+def _lock(descriptor: int, position: int, *, wait: bool = False) -> bool:
+    import fcntl  # not on Windows
+
+    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+    try:
+        fcntl.fcntl(descriptor, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0))
+    except OSError as error:
+        if not wait and error.errno in _BUSY:
+            return False
+        text = f"a cache needs a file system with locks of byte ranges ({error.strerror}); put it on a local disk"
+        raise OSError(error.errno, text) from error
+    return True
+
+
+def _unlock(descriptor: int, position: int) -> None:
+    import fcntl
+
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, position, 1, 0))
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    """Hold the lock of the cursor."""
+    try:
+        _lock(descriptor, _LOCKS_AT, wait=True)
+        yield
+    finally:
+        _unlock(descriptor, _LOCKS_AT)
