@@ -250,6 +250,8 @@ class Store:
         return int(_WORD.unpack(word)[0]) if len(word) == _WORD.size else 0
 
     def _copy(self, offset: int, nbytes: int) -> NDArray[np.uint8] | None:
+        if self._memory is not None and self._bytes is not None:  # takes half as long as a system call
+            return self._bytes[offset : offset + nbytes].copy()
         descriptor, entry, done = self._here_now().descriptor, np.empty(nbytes, np.uint8), 0
         while done < nbytes:
             count = os.preadv(descriptor, [entry[done:].data], offset + done)
@@ -295,7 +297,7 @@ class Store:
         padded = -(-length // _UNIT) * _UNIT
         head = _HEAD.pack(index, num_data, len(structure), packed.num_blocks, 0)
         rest = [*pieces, structure, np.zeros(padded - length, np.uint8)]
-        checksum = _checksum(head[: _HEAD.size - 4], rest)
+        checksum = 0 if self._verified is None else _checksum(head[: _HEAD.size - 4], rest)
         head = head[: _HEAD.size - 4] + struct.pack("<I", checksum)
         failpoint(Failpoint.CACHE_CLAIMED)
         descriptor = self._here_now().descriptor
