@@ -101,6 +101,7 @@ def cached(
     store = Store.in_file(path, num_samples, limit, _facts_of(dataset, version))
     kept = CachedDataset(dataset, transform, store)
     kept.compare(path)
+    store.rest()
     return kept
 
 

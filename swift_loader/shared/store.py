@@ -177,6 +177,10 @@ class Store:
             here = self._here = _Here(self._open())
         return here
 
+    def rest(self) -> None:
+        """Close the descriptor until it is used again, so that this process can be forked with nothing open."""
+        self._here = None
+
     def _open(self) -> int:
         if self._memory is not None:
             return self._memory.open()

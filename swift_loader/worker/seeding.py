@@ -336,19 +336,20 @@ def sample_rng() -> np.random.Generator:
 
 
 class DrawCheck:
-    """Tells whether a block that fetches a sample draws random numbers, or asks for `sample_rng()`.
+    """Tells whether a block of this thread that fetches a sample draws random numbers, or asks for `sample_rng()`.
 
     Threads share the global generators, so on a worker thread only `sample_rng()` is watched.
     """
 
     def __enter__(self) -> DrawCheck:
-        self._fetching = Fetching(0, 0, [0], [])
-        self._outer = _enter(self._fetching)
+        self._outer = _of_thread.is_worker, _of_thread.current
         self._before = None if _of_thread.is_worker else snapshot_generators()
+        self._fetching = Fetching(0, 0, [0], [])
+        key_this_thread(self._fetching)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _enter(self._outer)
+        _of_thread.is_worker, _of_thread.current = self._outer
         moved = self._before is not None and snapshot_generators()[: len(self._before)] != self._before
         self.drew = moved or self._fetching.has_generator
         """Whether it did."""
