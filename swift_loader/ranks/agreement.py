@@ -115,7 +115,7 @@ def exchange_among_all(what: str, facts: Facts) -> list[Facts]:
     """
     distributed = torch_distributed()
     everyone = range(distributed.get_world_size())
-    return Rendezvous(_default_store(distributed), distributed.get_rank(), everyone, facts, what).gather()
+    return Rendezvous(_default_store(distributed), distributed.get_rank(), everyone, facts, what, what).gather()
 
 
 def report_failure(ranks: Ranks, error: BaseException) -> None:

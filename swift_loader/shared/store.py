@@ -255,7 +255,7 @@ class Store:
 
     def _copy(self, offset: int, nbytes: int) -> NDArray[np.uint8] | None:
         if self._memory is not None and self._bytes is not None:  # takes half as long as a system call
-            return self._bytes[offset : offset + nbytes].copy()
+            return np.array(self._bytes[offset : offset + nbytes])
         descriptor, entry, done = self._here_now().descriptor, np.empty(nbytes, np.uint8), 0
         while done < nbytes:
             count = os.preadv(descriptor, [entry[done:].data], offset + done)

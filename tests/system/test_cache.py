@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import swift_loader
 from swift_loader import CacheMismatch, DataLoader, EncodeError, SwiftLoader, cached, sample_rng
+from tests.support.group import run_ranks
 
 LENGTH = 40
 
@@ -213,3 +214,33 @@ def test_bad_arguments_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         cached(photos, where=tmp_path)
     assert swift_loader.cached is cached
+
+
+RANKS = """
+    from swift_loader.shared import ranks
+    if not HAS_PROC:
+        anonymous = ranks._anonymous
+        ranks._anonymous = lambda *content: (anonymous(*content)[0], ranks._Told("/proc/0/fd/0"))
+    class Still(Dataset):
+        def __getitem__(self, index):
+            with open(f"{folder}/fetched", "a") as file:
+                file.write(f"{index}\\n")
+            return {"index": index}
+    photos = cached(Still(), budget="10MB")
+    with SwiftLoader(dataset=photos, batch_size=8, worker_per_consumer=2, seed=5, validate=False) as loader:
+        seen = [int(index) for batch in loader for index in batch["index"]]
+    dist.barrier()
+    report([seen, num_fetched(), sum(photos[index]["index"] for index in range(96)), repr(photos)])
+    report([name for name in os.listdir("/dev/shm") if name.startswith("swift_loader_")])
+    finish()
+"""
+
+
+@pytest.mark.parametrize("has_proc", [True, False], ids=["proc", "shm"])
+def test_the_ranks_of_a_machine_share_one_copy(has_proc: bool, tmp_path: Path) -> None:
+    first, second = run_ranks(RANKS.replace("HAS_PROC", str(has_proc)), 2, tmp_path)
+    assert sorted(first[0][0] + second[0][0]) == list(range(96))
+    assert first[0][1:] == second[0][1:]
+    assert first[0][1:3] == [96, sum(range(96))]
+    assert "96 of them kept in memory" in first[0][3]
+    assert first[1] == second[1] == []
