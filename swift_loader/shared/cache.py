@@ -74,14 +74,14 @@ def cached(
             that pickle can serialise. They may not draw random numbers.
         transform: Gets a sample, and returns what the dataset returns. It may change the sample in place.
         where: `"memory"`, or the path of a file on a local disk. Memory belongs to this object and its workers. If
-            torch.distributed is initialised, all ranks must call this function, and those of one machine share the
-            memory. A file is made if there is none, and stays for the next run. Processes that use one path share it.
+            torch.distributed is initialised, all ranks must call this function, and those of one machine whose
+            datasets have equal attributes share the memory. A file is made if there is none, and stays for the next run. Processes that use one path share it.
             Open no file that you don't trust: samples are unpickled from it.
         budget: The most that samples may take, in bytes or such as `"500MB"` or `"16GiB"`. In memory, it is at most
             three quarters of what is free.
-        version: For a file: any text or number that you change when the samples change. A file of another version is
-            refused. None: the dataset's attributes are compared instead. In both cases, some samples are made again
-            and compared. A single changed sample may be missed.
+        version: Any text or number that you change when the samples change. A file of another version is refused.
+            None: the dataset's attributes are compared instead. Of a file, some samples are also made again and
+            compared. A single changed sample may be missed.
 
     Raises:
         CacheMismatch: The file isn't a cache of this dataset. The message says what differs.
@@ -95,7 +95,11 @@ def cached(
     if where == _MEMORY:
         limit = min(limit, int(_SHARE_OF_FREE * available_memory()) or limit)
         nbytes = data_offset(num_samples) + limit
-        memory = share_on_node(lambda: ([new_file_bytes(num_samples)], nbytes), "cached()")
+        memory = share_on_node(
+            lambda: ([new_file_bytes(num_samples)], nbytes),
+            "cached()",
+            lambda: f"{num_samples} {_facts_of(dataset, version)}",
+        )
         return CachedDataset(dataset, transform, Store.in_memory(memory, num_samples))
     path = os.path.abspath(os.fspath(where))
     store = Store.in_file(path, num_samples, limit, _facts_of(dataset, version))

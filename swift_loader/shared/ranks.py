@@ -34,18 +34,19 @@ Content = tuple[Pieces, int]
 _SHM = Path("/dev/shm")  # noqa: S108 - not a temporary file of ours: memory that all containers of a pod may have
 
 
-def share_on_node(make: Callable[[], Content], what: str) -> SharedMemory:
+def share_on_node(make: Callable[[], Content], what: str, key: Callable[[], str]) -> SharedMemory:
     """Return memory with the content that `make` returns. The ranks of torch.distributed on one machine share it.
 
     If torch.distributed is initialised, all ranks must call this, in the same order. `make` runs on the first rank of
-    each machine. `what`: what the user has called. Raises what `make` raised, on the other ranks of the machine as
+    each machine. `what`: what the user has called. Ranks whose `key` returns another text want something else, and share
+    it with those that want the same. Raises what `make` raised, on the other ranks of the machine as
     `RuntimeError`; `SharedMemoryLost` if they find no way to share memory.
     """
     distributed = torch_distributed()
     if distributed is None or distributed.get_world_size() == 1:
         return SharedMemory(*make())
     exchange, rank = partial(exchange_among_all, what), distributed.get_rank()
-    places = [answer["place"] for answer in exchange({"place": _place()})]
+    places = [answer["place"] for answer in exchange({"place": f"{_place()} {key()}"})]
     first = places.index(places[rank])
     content: Content | None = None
     for make_memory in (_anonymous, _named):

@@ -231,6 +231,8 @@ RANKS = """
         seen = [int(index) for batch in loader for index in batch["index"]]
     dist.barrier()
     report([seen, num_fetched(), sum(photos[index]["index"] for index in range(96)), repr(photos)])
+    other = cached(Still(length=5 + rank), budget="1MB")  # not the same on all ranks, so each has its own
+    report([other[4 + rank]["index"], repr(other)])
     report([name for name in os.listdir("/dev/shm") if name.startswith("swift_loader_")])
     finish()
 """
@@ -243,4 +245,7 @@ def test_the_ranks_of_a_machine_share_one_copy(has_proc: bool, tmp_path: Path) -
     assert first[0][1:] == second[0][1:]
     assert first[0][1:3] == [96, sum(range(96))]
     assert "96 of them kept in memory" in first[0][3]
-    assert first[1] == second[1] == []
+    assert first[1][0] == 4
+    assert second[1][0] == 5
+    assert "1 of them kept" in second[1][1]
+    assert first[2] == second[2] == []
