@@ -75,8 +75,9 @@ def cached(
         transform: Gets a sample, and returns what the dataset returns. It may change the sample in place.
         where: `"memory"`, or the path of a file on a local disk. Memory belongs to this object and its workers. If
             torch.distributed is initialised, all ranks must call this function, and those of one machine whose
-            datasets have equal attributes share the memory. A file is made if there is none, and stays for the next run. Processes that use one path share it.
-            Open no file that you don't trust: samples are unpickled from it.
+            datasets have equal attributes share the memory. A file is made if there is none, and stays for the next
+            run. Processes that use one path share it. Open no file that you don't trust: samples are unpickled from
+            it.
         budget: The most that samples may take, in bytes or such as `"500MB"` or `"16GiB"`. In memory, it is at most
             three quarters of what is free.
         version: Any text or number that you change when the samples change. A file of another version is refused.
