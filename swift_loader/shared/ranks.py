@@ -38,9 +38,9 @@ def share_on_node(make: Callable[[], Content], what: str, key: Callable[[], str]
     """Return memory with the content that `make` returns. The ranks of torch.distributed on one machine share it.
 
     If torch.distributed is initialised, all ranks must call this, in the same order. `make` runs on the first rank of
-    each machine. `what`: what the user has called. Only ranks for which `key` returns the same text share memory. Raises
-    what `make` raised, on the other ranks of the machine as `RuntimeError`; `SharedMemoryLost` if they find no way to
-    share memory.
+    each machine. `what`: what the user has called. Only ranks for which `key` returns the same text share memory.
+    Raises what `make` raised, on the other ranks of the machine as `RuntimeError`; `SharedMemoryLost` if they find no
+    way to share memory.
     """
     distributed = torch_distributed()
     if distributed is None or distributed.get_world_size() == 1:
