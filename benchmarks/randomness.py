@@ -57,6 +57,7 @@ class Building:
             validate=True,
             start_method=StartMethod.TEMPLATE,
             dataset_per_worker=False,
+            share=None,
         )
         self._builder = BatchBuilder(dataset, len(dataset), WorkerSpec(options, plan), Definitions())
         self._store = HeapStore()

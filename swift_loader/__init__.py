@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.shared.cache import cached
+    from swift_loader.shared.lists import SharedList
     from swift_loader.worker.seeding import sample_rng
     from swift_loader.worker.stream import Stateful
 
@@ -101,6 +102,7 @@ __all__ = [
     "RayExecutor",
     "RemoteTraceback",
     "SampleFailure",
+    "SharedList",
     "SharedMemoryFull",
     "SharedMemoryLost",
     "ShuffleBatchSampler",
@@ -131,6 +133,7 @@ _HOMES = {
     "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
     "RayExecutor": "swift_loader.options",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
+    "SharedList": "swift_loader.shared.lists",
     "ShuffleBatchSampler": "swift_loader.samplers.sharded",
     "ShuffleSampler": "swift_loader.samplers.sharded",
     "Stateful": "swift_loader.worker.stream",

@@ -96,6 +96,7 @@ class SwiftLoader:
         pin_memory: bool = False,
         start_method: Literal["template", "spawn", "fork", "portable"] = "template",
         dataset_per_worker: bool = False,
+        shared: bool = False,
         **unknown: NoReturn,
     ) -> None:
         """Check the options. This starts no process.
@@ -191,12 +192,15 @@ class SwiftLoader:
                 [macOS and Windows](how-it-works.md#platforms) always use it.
             dataset_per_worker: True makes each worker build its own dataset. False shares [one
                 dataset](datasets.md#one-dataset-in-all-processes), unless building it opens files or starts threads.
+            shared: True replaces the dataset's [long lists](datasets.md#long-lists) by `SharedList`s, also those of
+                datasets in it. A dataset instance is changed at once, in place.
             unknown: Any other keyword raises `TypeError`.
 
         Raises:
             TypeError: An option is unknown or has the wrong type. For an unknown one, the message names the closest
                 option.
             ValueError: A value is out of its range. The message says what is allowed.
+            EncodeError: With `shared`, a long list of the dataset can't be shared. The message names it.
         """
         given = dict(locals())
         others = given.pop("unknown")

@@ -496,9 +496,14 @@ class Options:
                 )
             total = check_integer("num_workers", delivery.num_workers + executor.num_workers, 1, MAX_WORKERS)
             delivery = replace(delivery, num_workers=total, num_local=delivery.num_workers)
-        return cls(
-            checked(SamplingOptions, given), checked(WorkerOptions, given), delivery, checked(ReportOptions, given)
-        )
+        share: Callable[[Any], Any] | None = None
+        if check_flag("shared", given["shared"]):
+            from swift_loader.shared.lists import share_lists as share
+        workers = checked(WorkerOptions, {**given, "shared": share})
+        options = cls(checked(SamplingOptions, given), workers, delivery, checked(ReportOptions, given))
+        if share is not None and workers.dataset is not None:  # nothing else is wrong, so the dataset may be changed
+            options = replace(options, workers=replace(workers, dataset=share(workers.dataset)))
+        return options
 
     def __post_init__(self) -> None:
         if (self.workers.batch_encoder is None) != (self.delivery.batch_decoder is None):

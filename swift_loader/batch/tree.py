@@ -106,7 +106,7 @@ def parts(thing: Any) -> Iterator[tuple[str, object]]:
 
 
 def find_unencodable(
-    whole: object, error: Exception, attempt: Callable[[object], None]
+    whole: object, error: Exception, attempt: Callable[[object], object]
 ) -> tuple[str, object, Exception]:
     """Return the innermost part of `whole` for which `attempt` raises: its path, the part itself, and the error."""
     path, culprit, seen = "", whole, {id(whole)}

@@ -65,6 +65,8 @@ class WorkerOptions:
     start_method: StartMethod = option("start_method", check_choice, StartMethod)
     dataset_per_worker: bool = option("dataset_per_worker", check_flag)
     """True: each worker builds its own dataset after the fork."""
+    share: Callable[[Any], Any] | None = option("shared", _as_given)
+    """Replaces the long lists of a dataset, and returns it; None: they stay."""
     torch: TorchMode | None = None
     """How to do as torch's DataLoader does; None in SwiftLoader. No public option."""
 
@@ -85,6 +87,7 @@ class WorkerOptions:
             validate=False,
             start_method=method,
             dataset_per_worker=False,
+            share=None,
             torch=mode,
         )
 
@@ -100,7 +103,8 @@ class WorkerOptions:
         if self.dataset_class is None:
             return self.dataset
         seed_for_construction(self.rng)
-        return self.dataset_class(**(self.dataset_kwargs or {}))
+        dataset = self.dataset_class(**(self.dataset_kwargs or {}))
+        return dataset if self.share is None else self.share(dataset)
 
 
 def modules_of(*things: Any) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ COUNTS = {
     "max_nb_batch_on_device": 1,
 }
 FLAGS = [
-    "shuffle", "drop_last", "in_order", "benchmark", "validate", "multithread", "dataset_per_worker"
+    "shuffle", "drop_last", "in_order", "benchmark", "validate", "multithread", "dataset_per_worker", "shared"
 ]  # fmt: skip
 
 
