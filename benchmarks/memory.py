@@ -151,10 +151,10 @@ def measure_here() -> dict[str, float]:
     return {"mib": sum(map(pss_of, processes)) / _MIB, "processes": len(processes)}
 
 
-def pss_of(process: psutil.Process) -> int:
-    """Return the proportional set size of a process in bytes."""
+def pss_of(process: psutil.Process, field: str = "Pss") -> int:
+    """Return the proportional set size of a process in bytes, or a part of it."""
     lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def make_table(results: Sequence[Result]) -> str:

@@ -80,7 +80,7 @@ class JpegPhotos:
     """JPEG photos in memory. Pillow decodes them to `(224, 224, 3) uint8`."""
 
     def __init__(self, length: int) -> None:
-        self._photos = [_encode(photo) for photo in _load_photos()]
+        self._photos = [_encode(photo) for photo in load_photos()]
         self._length = length
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class SleepingSamples:
         return self._row
 
 
-def _load_photos() -> list[NDArray[np.uint8]]:
+def load_photos() -> list[NDArray[np.uint8]]:
     from skimage import data
     from sklearn.datasets import load_sample_images
 
