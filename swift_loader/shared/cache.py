@@ -196,18 +196,22 @@ class CachedDataset:
             len(store.kept(begin, min(begin + _NUM_LOOKED_AT, len(self))))
             for begin in range(0, len(self), _NUM_LOOKED_AT)
         )
-        full = ", which is all that fits" if store.is_full else ""
+        nbytes, is_full = store.usage()
+        full = ", which is all that fits" if is_full else ""
         return (
             f"<CachedDataset of {len(self):,} samples, {num_kept:,} of them kept in {store.place}: "
-            f"{nbytes_text(store.nbytes)}{full}>"
+            f"{nbytes_text(nbytes)}{full}>"
         )
 
 
 # Samples as bytes -----------------------------------------------------------------------------------------------------
 
 
-def _pack(sample: Any, index: int) -> tuple[Packed, list[Any]]:
-    """Return a sample's structure, and its bulk data in pieces. It must not change until they are written."""
+def _pack(sample: Any, index: int) -> tuple[list[Any], bytes, int]:
+    """Return a sample's bulk data in pieces, its structure, and its number of blocks.
+
+    The sample must not change until the pieces are written.
+    """
     stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8), copies_late=True)
     encoder = Encoder(stream, arena, _NO_DEFINITIONS)
     hint = "Return arrays, tensors, numbers, text or containers of them, with classes that can be imported"
@@ -216,11 +220,10 @@ def _pack(sample: Any, index: int) -> tuple[Packed, list[Any]]:
     except CodeNeeded:
         raise EncodeError(f"sample {index} of a cached dataset has a class that can't be imported", hint) from None
     except Exception as error:
-        raise EncodeError(
-            f"sample {index} of a cached dataset can't be kept ({type_name(error)}: {error})", hint
-        ) from error
+        fact = f"sample {index} of a cached dataset can't be kept ({type_name(error)}: {error})"
+        raise EncodeError(fact, hint) from error
     encoded = encoder.encoded(stream)
-    return Packed(np.empty(0, np.uint8), memoryview(encoded.meta), encoded.num_blocks), list(arena.pieces())
+    return list(arena.pieces()), encoded.meta, encoded.num_blocks
 
 
 def unpack(packed: Packed) -> Any:

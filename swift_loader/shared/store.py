@@ -73,8 +73,9 @@ _LENGTH_BITS = 26
 _MAX_ENTRY_BYTES = _UNIT * ((1 << _LENGTH_BITS) - 1)
 MAX_FILE_BYTES = _UNIT * ((1 << 64 - _LENGTH_BITS) - 1)
 
-_HEAD = struct.Struct("<QQQII")
-"""Of an entry: the sample's index, the lengths of bulk data and structure, the number of blocks, a checksum."""
+_HEAD = struct.Struct("<QQQI")
+"""Of an entry: the sample's index, the lengths of bulk data and structure, the number of blocks. Then a checksum."""
+_CHECKSUM = struct.Struct("<I")
 
 _LOCKS_AT = 1 << 62
 """The lock of the cursor, then those of the samples."""
@@ -86,7 +87,7 @@ _BUSY = frozenset({errno.EAGAIN, errno.EACCES})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 
 _PATIENCE_S = 10.0
-"""How long to wait for another process that makes a sample. It may be stopped, or hang."""
+"""How long to wait for another process that makes a sample. It may be stopped, hang, or have left a fork behind."""
 _LOOK_MS = (1, 2, 4, 8, 16)
 """When to look whether it is done. The kernel has no wait for such a lock that ends after a time."""
 
@@ -109,6 +110,10 @@ class _Here:
         """Locks of the kernel don't keep apart threads of one process. This one does, at the cursor."""
         self.claimed: dict[int, int] = {}
         """Which thread makes a sample, by index."""
+        self.is_full = False
+        """Whether a sample didn't fit."""
+        self.patience_s = _PATIENCE_S
+        """How long to wait for another process that makes a sample; 0 after this was in vain once."""
 
     def __del__(self, pid: Callable[[], int] = os.getpid, close: Callable[[int], None] = os.close) -> None:
         if self.pid == pid():  # at exit, the module's names may be gone
@@ -208,15 +213,15 @@ class Store:
         """Where it is."""
         return repr(self._path) if self._path else "memory"
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes of entries it has."""
-        return self._state()[0] - data_offset(self.num_samples)
+    def usage(self) -> tuple[int, bool]:
+        """Return how many bytes of entries it has, and whether another one didn't fit."""
+        end, is_full = self._state()
+        return end - data_offset(self.num_samples), is_full
 
     @property
     def is_full(self) -> bool:
-        """Whether an entry didn't fit, so nothing more is kept."""
-        return self._state()[1]
+        """Whether an entry of this process didn't fit."""
+        return self._here_now().is_full
 
     def kept(self, begin: int, end: int) -> NDArray[np.intp]:
         """Return which of the samples from `begin` to `end` it has."""
@@ -237,11 +242,12 @@ class Store:
         entry = self._view(offset, nbytes) if as_view else self._copy(offset, nbytes)
         if entry is None:
             return None
-        found, num_data, num_structure, num_blocks, checksum = _HEAD.unpack_from(entry.data)
+        found, num_data, num_structure, num_blocks = _HEAD.unpack_from(entry.data)
         if found != index or _UNIT + num_data + num_structure > nbytes:
             return None
         if self._verified is not None and not self._verified.bytes[index]:
-            if _checksum(entry[: _HEAD.size - 4], [entry[_UNIT:]]) != checksum:
+            checksum = _checksum(entry[: _HEAD.size], entry[_UNIT:])
+            if _CHECKSUM.unpack_from(entry.data, _HEAD.size) != (checksum,):
                 return None
             self._verified.bytes[index] = 1
         end = _UNIT + num_data
@@ -279,67 +285,65 @@ class Store:
     @contextmanager
     def claim(self, index: int) -> Iterator[bool]:
         """Make others wait for this sample. Yield whether it is claimed: others may take too long for it."""
-        here, position, deadline_s, looks = self._here_now(), _LOCKS_AT + 1 + index, time.monotonic() + _PATIENCE_S, 0
+        here, position, looks = self._here_now(), _LOCKS_AT + 1 + index, 0
+        began_s = time.monotonic()
         try:
-            while not (is_ours := _claim(here, index, position)) and time.monotonic() < deadline_s:
+            while not (is_ours := _claim(here, index, position)) and time.monotonic() - began_s < here.patience_s:
                 select.poll().poll(_LOOK_MS[min(looks, len(_LOOK_MS) - 1)])
                 looks += 1
+            if not is_ours:
+                here.patience_s = 0.0
             yield is_ours
         finally:
             if here.claimed.get(index) == threading.get_ident():
                 _unlock(here.descriptor, position)
                 del here.claimed[index]
 
-    def write(self, index: int, packed: Packed, pieces: list[NDArray[np.uint8]]) -> bool:
-        """Add the sample that this thread has claimed. Return False if there is no space, now and later.
+    def write(self, index: int, pieces: list[NDArray[np.uint8]], structure: bytes, num_blocks: int) -> None:
+        """Add the sample that this thread has claimed, if there is space. Raises `OSError` if writing fails.
 
-        `packed`: its `data` has only the length; the content is `pieces`. Raises `OSError` if writing fails.
+        `pieces`: the bulk data. `structure`, `num_blocks`: see `Packed`.
         """
-        structure = np.frombuffer(packed.structure, np.uint8)
-        num_data = sum(len(piece) for piece in pieces)
+        num_data = sum(map(len, pieces))
         length = _UNIT + num_data + len(structure)
         padded = -(-length // _UNIT) * _UNIT
-        head = _HEAD.pack(index, num_data, len(structure), packed.num_blocks, 0)
-        rest = [*pieces, structure, np.zeros(padded - length, np.uint8)]
-        checksum = 0 if self._verified is None else _checksum(head[: _HEAD.size - 4], rest)
-        head = head[: _HEAD.size - 4] + struct.pack("<I", checksum)
+        end = structure + bytes(padded - length)
+        head = _HEAD.pack(index, num_data, len(structure), num_blocks)
+        checksum = 0 if self._verified is None else _checksum(head, *pieces, end)
         failpoint(Failpoint.CACHE_CLAIMED)
-        descriptor = self._here_now().descriptor
+        here = self._here_now()
         try:
-            offset = self._allocate(descriptor, padded)
+            offset = self._allocate(here, padded)
             if offset is None:
-                return False
+                return
             failpoint(Failpoint.CACHE_ALLOCATED)
-            first = np.frombuffer(head.ljust(_UNIT, b"\0"), np.uint8)
-            write_pieces(descriptor, iter([first, *rest]), offset)
+            begin = (head + _CHECKSUM.pack(checksum)).ljust(_UNIT, b"\0")
+            write_pieces(here.descriptor, iter((begin, *pieces, end)), offset)
             failpoint(Failpoint.CACHE_WRITTEN)
             word = (offset // _UNIT) << _LENGTH_BITS | padded // _UNIT
-            os.pwrite(descriptor, _WORD.pack(word), _INDEX_AT + 8 * index)
+            os.pwrite(here.descriptor, _WORD.pack(word), _INDEX_AT + _WORD.size * index)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            self._give_up(descriptor)
-            return False
+            self._give_up(here)
+            return
         failpoint(Failpoint.CACHE_PUBLISHED)
         if self._verified is not None:
             self._verified.bytes[index] = 1
-        return True
 
-    def _allocate(self, descriptor: int, nbytes: int) -> int | None:
+    def _allocate(self, here: _Here, nbytes: int) -> int | None:
         """Return the offset of so many bytes that are nobody else's; None if there is no space for them."""
-        with self._here_now().guard, _locked(descriptor):
-            offset, is_full = self._state()
-            if is_full:
-                return None
-            if nbytes > _MAX_ENTRY_BYTES or offset + nbytes > min(self._end, MAX_FILE_BYTES):
-                _set_cursor(descriptor, offset, is_full=True)
-                return None
-            _set_cursor(descriptor, offset + nbytes, is_full=False)
-        return offset
+        with here.guard, _locked(here.descriptor):
+            offset, here.is_full = self._state()
+            if not here.is_full:
+                here.is_full = nbytes > _MAX_ENTRY_BYTES or offset + nbytes > min(self._end, MAX_FILE_BYTES)
+                _set_cursor(here.descriptor, offset if here.is_full else offset + nbytes, is_full=here.is_full)
+        return None if here.is_full else offset
 
-    def _give_up(self, descriptor: int) -> None:
-        with self._here_now().guard, _locked(descriptor):
-            _set_cursor(descriptor, self._state()[0], is_full=True)
+    def _give_up(self, here: _Here) -> None:
+        with here.guard, _locked(here.descriptor):
+            here.is_full = True
+            _set_cursor(here.descriptor, self._state()[0], is_full=True)
 
     def _state(self) -> tuple[int, bool]:
         return _cursor(self._here_now().descriptor, self._path or "in memory")
@@ -406,10 +410,10 @@ def _set_cursor(descriptor: int, end: int, *, is_full: bool) -> None:
     os.pwrite(descriptor, _CURSOR.pack(end, end ^ _FLIPPED, is_full), _CURSOR_AT)
 
 
-def _checksum(head: Any, rest: list[NDArray[np.uint8]]) -> int:
-    checksum = crc32(head)
-    for piece in rest:
-        checksum = crc32(piece.data, checksum)
+def _checksum(*pieces: Any) -> int:
+    checksum = 0
+    for piece in pieces:
+        checksum = crc32(piece, checksum)
     return checksum
 
 

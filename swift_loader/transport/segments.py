@@ -194,9 +194,9 @@ def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:
     return descriptor
 
 
-def write_pieces(descriptor: int, pieces: Iterator[NDArray[np.uint8]], position: int = 0) -> None:
-    """Write bytes one after another, from this position of a file on. Raises `OSError` if there is no space."""
-    while views := [piece.data for piece in islice(pieces, _MAX_PIECES)]:
+def write_pieces(descriptor: int, pieces: Iterator[Any], position: int = 0) -> None:
+    """Write buffers one after another, from this position of a file on. Raises `OSError` if there is no space."""
+    while views := [memoryview(piece) for piece in islice(pieces, _MAX_PIECES)]:
         while views:
             written = os.pwritev(descriptor, views, position)  # maybe not all: 2 GiB at most
             position += written
