@@ -16,6 +16,8 @@ from importlib import import_module
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import ProtocolError
 from swift_loader.transport import messages
@@ -184,6 +186,12 @@ class TaskLoop:
 Service = tuple[BatchBuilder, messages.BuildReport]
 """What a worker serves with, and what describes its dataset."""
 
+_LARGEST_BLOCK_NBYTES = 2**25 - 2**16
+"""The largest block that glibc's malloc learns from. When it is freed, glibc begins to keep freed blocks of up to this
+size, and up to twice as much free memory at the end of the heap. A program that has run for a while is in this state.
+In a new interpreter, glibc maps each large array anew, and unmaps it: each page of a sample costs a page fault. glibc
+learns nothing if the user has set its limits (MALLOC_*, GLIBC_TUNABLES). Nor does another allocator."""
+
 
 class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
@@ -271,6 +279,8 @@ class DatasetBuilder:
 
         Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
         """
+        with suppress(MemoryError):  # of a limit
+            np.empty(_LARGEST_BLOCK_NBYTES, np.uint8)  # freed at once
         service = self.start_service(worker, channel, ProcessUsage)
         if service is None:
             return

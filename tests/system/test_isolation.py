@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import platform
 import random
 import resource
 import signal
@@ -196,3 +197,22 @@ def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:
     with make_loader(Big, workers=6) as loader:
         six = held_mb(loader)
     assert six < one + 3 * 64  # five more copies would be 320
+
+
+class Images:
+    """Samples of about 1 MB: how many pages the process has got from the kernel so far."""
+
+    def __len__(self) -> int:
+        return 128
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        np.ones(3 * MEGABYTE, np.uint8).astype(np.uint16)  # what is decoded, and converted
+        return np.full(MEGABYTE // 8, resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+@pytest.mark.parametrize("start_method", ["template", "fork", "spawn"])
+def test_a_worker_uses_the_memory_of_the_last_sample_for_the_next(start_method: str) -> None:
+    with make_loader(Images, workers=1, batch_size=4, shuffle=False, start_method=start_method) as loader:
+        num_faults = [int(batch[0, 0]) for batch in loader]
+    assert num_faults[-1] - num_faults[16] < 5000  # of 60 samples, of 2500 pages each, and maybe of a new slot
