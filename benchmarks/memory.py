@@ -1,4 +1,4 @@
-"""Measures how much memory workers take: DataLoader beside torch's, with one worker and with four.
+"""Measures how much memory workers take: beside torch's DataLoader, and with the lists of a dataset in shared memory.
 
     python benchmarks/memory.py [--rounds 1] [--only PART ...] [--json FILE]
 
@@ -13,6 +13,12 @@ processes share are counted once. Each sample is read whole by a worker.
 
 The last column says how much more four workers take than one, without what four take more with the empty dataset, in
 percent of what one takes.
+
+- paths: the dataset has a list of 2 million paths of 60 characters. A sample reads one.
+- pairs: the same with tuples of a path and a number.
+
+These two iterate twice, with 1, 2, 4 and 8 workers, and measure after that. The memory is what is more than in the same
+run with 1,000 paths. The last column says how many copies that is: a copy is what a `SharedList` of them takes.
 """
 
 from __future__ import annotations
@@ -34,22 +40,32 @@ _NUM_ARRAYS = 1024
 _NUM_STRINGS = 2_000_000
 _BATCH_SIZE = 16
 _NUM_WORKERS = (1, 4)
+_NUM_FEW = 1000
+"""Paths in the run to compare with."""
 _TIMEOUT_S = 600
 _MIB = 1 << 20
 
 PARTS = ("empty", "arrays", "strings", "validation")
 SYSTEMS = ("swift_loader", "torch, fork", "torch, spawn")
 
+LISTS = ("paths", "pairs")
+"""Parts that compare these forms of a list. The second and the third are `SwiftLoader(shared=True)`."""
+FORMS = ("SharedList", "shared instance", "shared class", "list", "torch, fork")
+
 
 def main() -> None:
     if sys.argv[1:2] == ["probe"]:
-        print(json.dumps(probe(*sys.argv[2:4], int(sys.argv[4]))))
+        found = probe_list if sys.argv[2] in LISTS else probe
+        print(json.dumps(found(*sys.argv[2:4], *map(int, sys.argv[4:]))))
         return
     arguments = parse_arguments()
     machine = describe_machine()
     print(format_machine(machine), flush=True)
-    results = [one for part in arguments.only for one in measure(part, arguments.rounds)]
-    print(make_table(results))
+    results = [one for part in arguments.only if part in PARTS for one in measure(part, arguments.rounds)]
+    lists = [one for part in arguments.only if part in LISTS for one in measure_lists(part, arguments.rounds)]
+    for table, measured in ((make_table, results), (make_lists_table, lists)):
+        print(table(measured) if measured else "")
+    results += lists
     if arguments.json:
         write_json(arguments.json, machine, {"rounds": arguments.rounds}, results)
 
@@ -57,7 +73,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each system (default: 1)")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="some of the parts")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS + LISTS, default=PARTS + LISTS, metavar="PART", help="some of the parts"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
     return parser.parse_args()
 
@@ -78,9 +96,35 @@ def measure(part: str, rounds: int) -> list[Result]:
     return results
 
 
-def run_probe(part: str, system: str, num_workers: int) -> dict[str, float]:
+def measure_lists(part: str, rounds: int) -> list[Result]:
+    """Return the memory beyond that of few paths, and as many copies of the list."""
+    results = []
+    for form in FORMS:
+        for num_workers in (1, 2, 4, 8):
+            print(f"measuring {part} with {form} ...", file=sys.stderr, flush=True)
+            case = f"{part}, {num_workers} worker{'s' * (num_workers > 1)}"
+            memory, copies = Result(case, form, "MiB"), Result(case, form, "copies")
+            for _ in range(rounds):
+                many, few = (run_probe(part, form, num_workers, number) for number in (_NUM_STRINGS, _NUM_FEW))
+                memory.samples.append(many["mib"] - few["mib"])
+                copies.samples.append(memory.samples[-1] / many["copy"])
+            results += [memory, copies]
+    return results
+
+
+def run_probe(part: str, system: str, num_workers: int, length: int = 0) -> dict[str, float]:
     """Measure in a process of its own."""
-    command = [sys.executable, str(Path(__file__).resolve()), "probe", part, system, str(num_workers)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(Path(__file__).resolve()),
+        "probe",
+        part,
+        system,
+        str(num_workers),
+        str(length),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_TIMEOUT_S, text=True)
     return json.loads(done.stdout)
 
@@ -116,7 +160,48 @@ class Strings:
         return sum(map(len, self._strings[index::_NUM_ARRAYS]))
 
 
-def probe(part: str, system: str, num_workers: int) -> dict[str, float]:
+class Paths:
+    """A list of paths. A sample is the length of one."""
+
+    def __init__(self, part: str, length: int, form: Any = list) -> None:
+        paths = (
+            f"/data/pictures/pets/n{number % 1000:08}/n{number % 1000:08}_{number:09}_image.jpeg"
+            for number in range(length)
+        )
+        self.paths = form(paths if part == "paths" else ((path, number % 1000) for number, path in enumerate(paths)))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.paths[index])
+
+
+def probe_list(part: str, form: str, num_workers: int, length: int) -> dict[str, float]:
+    """Iterate twice. Return the memory after that, and what a copy of the list takes, in MiB."""
+    from swift_loader import SharedList, SwiftLoader
+
+    kwargs = {"part": part, "length": length, "form": SharedList if form == "SharedList" else list}
+    if form == "torch, fork":
+        from torch.utils.data import DataLoader
+
+        options: Any = {"num_workers": num_workers, "persistent_workers": True, "multiprocessing_context": "fork"}
+        loader: Any = DataLoader(Paths(**kwargs), batch_size=256, shuffle=True, **options)
+    else:
+        given: Any = {"dataset_class": Paths, "dataset_kwargs": kwargs}
+        given = given if form == "shared class" else {"dataset": Paths(**kwargs)}
+        shared = form.startswith("shared")
+        loader = SwiftLoader(**given, batch_size=256, worker_per_consumer=num_workers, shared=shared, seed=1)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    return {
+        "mib": measure_here()["mib"],
+        "copy": Paths(part, length, SharedList).paths.nbytes / _MIB,
+    }
+
+
+def probe(part: str, system: str, num_workers: int, _length: int) -> dict[str, float]:
     """Iterate, and return the memory in MiB and the number of processes at the last batch."""
     train, valid = make_loaders(part, system, num_workers)
     found: dict[str, float] = {}
@@ -166,6 +251,16 @@ def make_table(results: Sequence[Result]) -> str:
         processes = medians[result.case, result.system, "processes"]
         rows.append([result.case, result.system, f"{result.median:,.0f}", f"{processes:.0f}", _growth(medians, result)])
     return format_table(["dataset", "system", "MiB", "processes", "growth"], rows)
+
+
+def make_lists_table(results: Sequence[Result]) -> str:
+    found = {(result.case, result.system, result.unit): result.median for result in results}
+    rows = [
+        [case, form, f"{median:,.0f}", f"{found[case, form, 'copies']:.2f}"]
+        for (case, form, unit), median in found.items()
+        if unit == "MiB"
+    ]
+    return format_table(["dataset", "form", "MiB", "copies"], rows)
 
 
 def _growth(medians: dict[tuple[str, str, str], float], result: Result) -> str:

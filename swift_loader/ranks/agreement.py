@@ -82,7 +82,7 @@ def _same_data(answers: list[Facts], ranks: Ranks) -> SameData | None:
     if len(stores) == 1 or distributed is None:
         return None
     members = tuple(sorted(stores))
-    store = distributed.PrefixStore(stores[members[0]], _default_store(distributed))
+    store = distributed.PrefixStore(stores[members[0]], default_store(distributed))
     return SameData(members, distributed.get_rank(), store)
 
 
@@ -115,7 +115,7 @@ def exchange_among_all(what: str, facts: Facts) -> list[Facts]:
     """
     distributed = torch_distributed()
     everyone = range(distributed.get_world_size())
-    return Rendezvous(_default_store(distributed), distributed.get_rank(), everyone, facts, what, what).gather()
+    return Rendezvous(default_store(distributed), distributed.get_rank(), everyone, facts, what, what).gather()
 
 
 def report_failure(ranks: Ranks, error: BaseException) -> None:
@@ -152,10 +152,11 @@ def _join(ranks: Ranks, facts: Facts) -> Rendezvous | None:
     name = "" if len(processes) == len(everyone) else f"ranks {','.join(map(str, processes))}"
     process = distributed.get_rank()
     facts = {**facts, _INDEX: ranks.rank, _PROCESS: process}
-    return Rendezvous(_default_store(distributed), process, processes, facts, name)
+    return Rendezvous(default_store(distributed), process, processes, facts, name)
 
 
-def _default_store(distributed: Any) -> Any:
+def default_store(distributed: Any) -> Any:
+    """Return the store of the ranks. `distributed`: the module torch.distributed, initialised."""
     # Private, but stable since torch 1.8, and other libraries use it for the same purpose.
     return distributed.distributed_c10d._get_default_store()  # noqa: SLF001
 

@@ -7,6 +7,7 @@ memory that all processes map. An access makes a new object of a few bytes.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import operator
 import pickle
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, nbytes_text
 from swift_loader.shared.memory import SharedMemory
+from swift_loader.shared.ranks import share_equal
 from swift_loader.transport.by_value import Definitions, travels_by_value
 
 LONG = 5_000
@@ -29,6 +31,9 @@ LONG = 5_000
 
 _CHUNK = 4096
 """Elements that are encoded at once. The objects of a generator are there only as long."""
+
+_TRIMMED = 1 << 20
+"""Bytes of a list from which on freed memory goes back to the system."""
 
 _NUMBERS: dict[type, Any] = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(np.bool_)}
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -57,8 +62,9 @@ class SharedList(Sequence[_Element_co]):
     in the list. A slice is an ordinary list. `nbytes` says how much memory the elements take.
 
     It reaches another process by address, so pickling it takes no time: the process that made it must be on the same
-    machine, and live. In a file, its pickle is of no use. It needs Linux, and a file descriptor in the process that
-    makes it. The memory is freed with the last process that uses it.
+    machine, and live. In a file, its pickle is of no use. Ranks of torch.distributed on one machine share the memory of
+    equal lists. It needs Linux, and a file descriptor in the process that makes it. The memory is freed with the last
+    process that uses it.
     """
 
     def __init__(self, objects: Iterable[_Element_co]) -> None:
@@ -148,7 +154,9 @@ def _encode(objects: Iterable[Any], name: str, kind: type | None = None) -> _Sta
             pieces.appendleft(np.concatenate(lengths).cumsum().view(np.uint8))
         nbytes = sum(map(len, pieces))
         memory = SharedMemory((pieces.popleft() for _ in range(len(pieces))), nbytes)
-        return memory, kind or object, count, pickler.things()
+        if nbytes >= _TRIMMED and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+            libc.malloc_trim(0)  # in less than 1 ms. Else glibc may keep the freed pieces, as much again
+        return share_equal(memory), kind or object, count, pickler.things()
 
     source = iter(objects)
     while values := list(islice(source, _CHUNK)):

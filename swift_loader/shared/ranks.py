@@ -10,11 +10,13 @@ process and descriptor, which the others open as `/proc/PID/fd/N`. Where that is
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,14 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import SharedMemoryFull, SharedMemoryLost, nbytes_text
-from swift_loader.ranks.agreement import exchange_among_all
+from swift_loader.ranks.agreement import default_store, exchange_among_all
 from swift_loader.ranks.ranks import torch_distributed
-from swift_loader.shared.memory import SharedMemory
+from swift_loader.runtime import ProcessOwner
+from swift_loader.shared.memory import Address, SharedMemory
 from swift_loader.transport.segments import write_pieces
 
 Pieces = Sequence[NDArray[np.uint8]]
 Content = tuple[Pieces, int]
 """The first bytes, and the size."""
+
+_IMPORTER = ProcessOwner()
 
 _SHM = Path("/dev/shm")  # noqa: S108 - not a temporary file of ours: memory that all containers of a pod may have
 
@@ -72,6 +77,25 @@ def share_on_node(make: Callable[[], Content], what: str, key: Callable[[], str]
     raise SharedMemoryLost(
         f"{what}: the ranks of this machine can open neither each other's memory nor files in {_SHM}"
     )
+
+
+def share_equal(memory: SharedMemory) -> SharedMemory:
+    """Return memory with the same bytes that another rank of this machine has; if there is none, this one.
+
+    No rank waits for another, and each may call this for other memory: the store of torch.distributed tells who has
+    which bytes. Where that fails, the rank keeps its own. Nobody may change the memory.
+    """
+    distributed = torch_distributed()
+    if distributed is None or not _IMPORTER.is_here():  # a fork must not use the store's connection
+        return memory
+    mine, known = json.dumps(memory.address), ""
+    with suppress(Exception):
+        key = f"swift_loader/{_place()}/{blake2b(memory.bytes.data, digest_size=16).hexdigest()}"
+        while (known := default_store(distributed).compare_set(key, known, mine).decode()) != mine:
+            with suppress(SharedMemoryLost):  # it is gone, so the next round puts this one in its place
+                descriptor = SharedMemory.at(Address(*json.loads(known))).open()
+                return SharedMemory.of(descriptor, memory.address.nbytes)
+    return memory
 
 
 class _Told(NamedTuple):

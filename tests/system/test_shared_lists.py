@@ -16,6 +16,7 @@ from swift_loader import DataLoader, SharedList, SwiftLoader
 from swift_loader.pipeline import Pipeline
 from swift_loader.shared.lists import LONG
 from tests.support.datasets import identity
+from tests.support.group import run_ranks
 from tests.support.helpers import ROOT, exhaustive, loader_processes, run_script, slow
 
 NUM_SAMPLES = LONG + 24
@@ -124,6 +125,36 @@ def test_it_has_what_the_script_defines(method: str, tmp_path: Path) -> None:
             print(sum(int(batch.doubled().sum()) for batch in loader))
     """
     assert run_script(code, folder=tmp_path, environment={"PYTHONPATH": str(ROOT)}) == "132\n" * 3
+
+
+RANKS = """
+    def make():
+        return SharedList(map(str, range(20_000)))
+    def inode(shared):
+        return shared._state[0].address.inode
+    equal, other = make(), SharedList([str(rank)] * 20_000)
+    report([inode(equal), inode(other), equal == list(map(str, range(20_000))), other[7]])
+    if rank == 0:
+        SharedList(["only on this rank"])
+    dist.barrier()
+    del equal
+    dist.barrier()
+    again = make()
+    report(inode(again))
+    with SwiftLoader(dataset=again, batch_size=100, worker_per_consumer=2, seed=5, collate_fn=list) as loader:
+        report(sorted(int(number) for batch in loader for number in batch))
+    finish()
+"""
+
+
+def test_ranks_of_a_machine_share_equal_lists(tmp_path: Path) -> None:
+    first, second = run_ranks(RANKS, 2, tmp_path)
+
+    assert first[0][0] == second[0][0]
+    assert first[0][1] != second[0][1]
+    assert (first[0][2:], second[0][2:]) == ([True, "0"], [True, "1"])
+    assert first[1] == second[1]
+    assert sorted(first[2] + second[2]) == list(range(20_000))
 
 
 def private_bytes(processes: list[psutil.Process]) -> int:
