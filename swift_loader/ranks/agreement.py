@@ -108,16 +108,6 @@ def agree_on_seed(ranks: Ranks, seed: int) -> int:
     return int(answers[0][_CLOCK])
 
 
-def exchange_among_all(what: str, facts: Facts) -> list[Facts]:
-    """Return the facts of all ranks of torch.distributed, which must be initialised. `what`: what all must call.
-
-    Blocks as `Rendezvous.gather` does.
-    """
-    distributed = torch_distributed()
-    everyone = range(distributed.get_world_size())
-    return Rendezvous(default_store(distributed), distributed.get_rank(), everyone, facts, what, what).gather()
-
-
 def report_failure(ranks: Ranks, error: BaseException) -> None:
     """Tell the ranks in `agree_on_length` that this one failed. Doesn't block."""
     _join(ranks, {_LENGTH: f"none, because of {type(error).__name__}"})

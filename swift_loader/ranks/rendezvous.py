@@ -52,18 +52,12 @@ _GRACE_S = 5.0
 class Rendezvous:
     """One exchange of facts. All ranks must have the same number of them, in the same order."""
 
-    def __init__(
-        self, store: Any, process: int, processes: Sequence[int], facts: Facts, name: str = "", call: str = ""
-    ) -> None:
+    def __init__(self, store: Any, process: int, processes: Sequence[int], facts: Facts, name: str = "") -> None:
         """Publish the facts of this rank. Doesn't block.
 
         `store`: of torch.distributed. `process`: this rank, there. `processes`: the ranks that exchange facts. `name`:
-        of the exchanges among these ranks. Those of other ranks need another one. `call`: the function that all of them
-        must call. Empty: the start of a loader.
+        of the exchanges among these ranks. Those of other ranks need another one.
         """
-        self._done = f"called {call}" if call else "started a loader"
-        self._hint = f"all ranks must {f'call {call}' if call else 'start theirs'}, in the same order"
-        self._hint += "" if call else f". {ONLY_SOME}"
         prefix = f"{_PREFIX}/{name}" if name else _PREFIX
         self._store, self._process, self._processes = store, process, processes
         self._prefix = f"{prefix}/{store.add(f'{prefix}/process {process}', 1)}"
@@ -81,7 +75,8 @@ class Rendezvous:
         if self._store.check([self._key("left")]):
             process = int(self._store.get(self._key("left")))
             raise RuntimeError(
-                f"rank {process} stopped waiting, and not all ranks have {self._done}: see its own error; {self._hint}"
+                f"rank {process} stopped waiting before all ranks had started their loaders: see its own error. "
+                f"{ONLY_SOME}"
             )
         return [json.loads(self._store.get(self._key(process))) for process in self._processes]
 
@@ -91,15 +86,14 @@ class Rendezvous:
             return
         limit_s = self._store.timeout.total_seconds()
         patience_s = min(_PATIENCE_S, limit_s / 2)
+        hint = f"all ranks must start theirs, in the same order. {ONLY_SOME}"
         with self._watch(limit_s) as woken:
             if wait([woken], patience_s).done:
                 return
-            warn(f"{self._problem()}: {self._hint}. It keeps waiting, up to {limit_s:g} s in all")
+            warn(f"{self._problem()}: {hint}. It keeps waiting, up to {limit_s:g} s in all")
             if not wait([woken], limit_s - patience_s).done:
                 is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # nothing says whether it was
-                raise RuntimeError(
-                    f"{self._problem()} within {limit_s:g} s: {self._hint}{_KEPT_STORE if is_kept else ''}"
-                )
+                raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}{_KEPT_STORE if is_kept else ''}")
 
     @contextmanager
     def _watch(self, limit_s: float) -> Iterator[Future[None]]:
@@ -146,7 +140,7 @@ class Rendezvous:
 
     def _problem(self) -> str:
         missing = [process for process in self._processes if not self._store.check([self._key(process)])]
-        return f"this rank has {self._done}, but rank {', '.join(map(str, missing))} hasn't"
+        return f"this rank has started its loader, but rank {', '.join(map(str, missing))} hasn't"
 
     def _key(self, name: str | int) -> str:
         """Return a key of this exchange; a rank's number is that of its facts."""

@@ -7,6 +7,7 @@ that a file has the samples of this dataset.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import random
@@ -25,8 +26,8 @@ from swift_loader.batch.tree import type_name
 from swift_loader.checks import check_callable
 from swift_loader.errors import CacheMismatch, EncodeError, nbytes_text
 from swift_loader.metrics.machine import available_memory
-from swift_loader.shared.memory import SharedMemory
-from swift_loader.shared.ranks import share_on_node
+from swift_loader.ranks.ranks import torch_distributed
+from swift_loader.shared.memory import SharedMemory, shared_with_ranks
 from swift_loader.shared.store import MAX_FILE_BYTES, Facts, Packed, Store, data_offset, new_file_bytes
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
@@ -48,6 +49,9 @@ _NUM_LOOKED_AT = 1 << 14
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b", re.IGNORECASE)
 
 _NO_DEFINITIONS = Definitions()
+
+_number = itertools.count()
+"""Numbers the caches in memory."""
 
 
 def cached(
@@ -74,8 +78,8 @@ def cached(
             that pickle can serialise. They may not draw random numbers.
         transform: Gets a sample, and returns what the dataset returns. It may change the sample in place.
         where: `"memory"`, or the path of a file on a local disk. Memory belongs to this object and its workers. If
-            torch.distributed is initialised, all ranks must call this function, and those of one machine whose
-            datasets have equal attributes share the memory. A file is made if there is none, and stays for the next
+            torch.distributed is initialised, the ranks of one machine share it, if their datasets have equal attributes
+            and they call this function in the same order. A file is made if there is none, and stays for the next
             run. Processes that use one path share it. Open no file that you don't trust: samples are unpickled from
             it.
         budget: The most that samples may take, in bytes or such as `"500MB"` or `"16GiB"`. In memory, it is at most
@@ -96,11 +100,11 @@ def cached(
     if where == _MEMORY:
         limit = min(limit, int(_SHARE_OF_FREE * available_memory()) or limit)
         nbytes = data_offset(num_samples) + limit
-        memory = share_on_node(
-            lambda: ([new_file_bytes(num_samples)], nbytes),
-            "cached()",
-            lambda: f"{num_samples} {_facts_of(dataset, version)}",
-        )
+        memory = SharedMemory([new_file_bytes(num_samples)], nbytes)
+        if torch_distributed() is not None:
+            facts = _facts_of(dataset, version)
+            if all(facts.values()):
+                memory = shared_with_ranks(memory, f"cache {next(_number)} of {num_samples}: {facts}")
         return CachedDataset(dataset, transform, Store.in_memory(memory, num_samples))
     path = os.path.abspath(os.fspath(where))
     store = Store.in_file(path, num_samples, limit, _facts_of(dataset, version))
@@ -244,9 +248,11 @@ def _facts_of(dataset: Any, version: str | int | None) -> Facts:
     if version is not None:
         return {**facts, "version": str(version)[:200]}
     attributes = {name: _digest(value) for name, value in getattr(dataset, "__dict__", {}).items()}
+    if not attributes:  # such as a list, or a tensor
+        return {**facts, "content": _digest(dataset)}
     if len(attributes) > _MAX_NAMED:
         return {**facts, "attributes": _digest(attributes)}
-    return facts | {f"attribute {name[:40]}": digest for name, digest in attributes.items() if digest}
+    return facts | {f"attribute {name[:40]}": digest for name, digest in attributes.items()}
 
 
 _MAX_NAMED = 30

@@ -13,6 +13,7 @@ import operator
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import chain, islice, repeat
 from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar, overload
@@ -22,8 +23,8 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, nbytes_text
-from swift_loader.shared.memory import SharedMemory
-from swift_loader.shared.ranks import share_equal
+from swift_loader.ranks.ranks import torch_distributed
+from swift_loader.shared.memory import SharedMemory, shared_with_ranks
 from swift_loader.transport.by_value import Definitions, travels_by_value
 
 LONG = 5_000
@@ -156,7 +157,9 @@ def _encode(objects: Iterable[Any], name: str, kind: type | None = None) -> _Sta
         memory = SharedMemory((pieces.popleft() for _ in range(len(pieces))), nbytes)
         if nbytes >= _TRIMMED and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
             libc.malloc_trim(0)  # in less than 1 ms. Else glibc may keep the freed pieces, as much again
-        return share_equal(memory), kind or object, count, pickler.things()
+        if torch_distributed() is not None:
+            memory = shared_with_ranks(memory, blake2b(memory.bytes.data, digest_size=16).hexdigest())
+        return memory, kind or object, count, pickler.things()
 
     source = iter(objects)
     while values := list(islice(source, _CHUNK)):

@@ -1,24 +1,30 @@
 """Memory without a name that any process of this machine can map: the program, its workers, and other ranks.
 
 It is a memfd. The process that makes it keeps its descriptor open, and others open it as `/proc/PID/fd/N`. So nothing
-has to be passed on but two numbers, which a pickle has room for. The kernel frees the memory with the last process that
-maps it, also after SIGKILL. Forks inherit the mapping.
+has to be passed on but two numbers, which a pickle has room for, and the store of torch.distributed. The kernel frees
+the memory with the last process that maps it, also after SIGKILL. Forks inherit the mapping.
 
 Only processes of the same user and the same /proc can open it. Assumes Linux.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import SharedMemoryFull, SharedMemoryLost
+from swift_loader.ranks.agreement import default_store
+from swift_loader.ranks.ranks import torch_distributed
+from swift_loader.runtime import ProcessOwner
 from swift_loader.transport.channel import avoid_std_streams, explaining_limits
 from swift_loader.transport.segments import Segment, new_file
 
@@ -112,3 +118,26 @@ class SharedMemory:
         descriptor, self._descriptor = getattr(self, "_descriptor", None), None
         if descriptor is not None:
             close(descriptor)
+
+
+_IMPORTER = ProcessOwner()
+
+
+def shared_with_ranks(memory: SharedMemory, key: str) -> SharedMemory:
+    """Return the memory that another rank of this machine told of under this key; if there is none, this one.
+
+    No rank waits for another: the store of torch.distributed tells who was first. Where it can't, or the other rank may
+    not be looked at, this rank keeps its own.
+    """
+    distributed = torch_distributed()
+    if distributed is None or not _IMPORTER.is_here():  # a fork must not use the store's connection
+        return memory
+    mine, known = json.dumps(memory.address), ""
+    with suppress(Exception):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        place = f"swift_loader/{boot}/{os.getuid()}/{key}"
+        while (known := default_store(distributed).compare_set(place, known, mine).decode()) != mine:
+            with suppress(SharedMemoryLost):  # it is gone, so the next round puts this one in its place
+                address = Address(*json.loads(known))
+                return SharedMemory.of(SharedMemory.at(address).open(), address.nbytes)
+    return memory

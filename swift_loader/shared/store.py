@@ -15,7 +15,7 @@ allocated for it stays unused. Another lock guards the cursor, for the few micro
 On a disk, all is read and written with pread(2) and pwrite(2). They fail if there is no space, or the file has become
 shorter; a mapping would raise SIGBUS.
 
-An entry that an earlier run has written is compared with its checksum before it is first used. If it is damaged, it
+Each time that an entry on a disk is read, it is compared with its checksum. If it is damaged, it
 counts as missing: the sample is made again. Assumes Linux, and a file system with locks of byte ranges.
 """
 
@@ -65,6 +65,7 @@ _CURSOR_AT = _MAX_HEADER_BYTES
 _INDEX_AT = _CURSOR_AT + 4096
 _WORD = struct.Struct("<Q")
 _FLIPPED = (1 << 64) - 1
+_ODD = 0xD1342543DE82EF95
 
 _UNIT = 64
 """Bytes: entries begin at multiples of it, and have a multiple of it."""
@@ -73,9 +74,11 @@ _LENGTH_BITS = 26
 _MAX_ENTRY_BYTES = _UNIT * ((1 << _LENGTH_BITS) - 1)
 MAX_FILE_BYTES = _UNIT * ((1 << 64 - _LENGTH_BITS) - 1)
 
-_HEAD = struct.Struct("<QQQI")
+_HEAD = struct.Struct("<QQQQ")
 """Of an entry: the sample's index, the lengths of bulk data and structure, the number of blocks. Then a checksum."""
-_CHECKSUM = struct.Struct("<I")
+
+_WEIGHTS = np.arange(1 << 16, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+"""Odd numbers that look random, so that each change of a single 64-bit word changes their sum of products."""
 
 _LOCKS_AT = 1 << 62
 """The lock of the cursor, then those of the samples."""
@@ -132,10 +135,6 @@ class Store:
         self._here: _Here | None = None
         self._identity: tuple[int, int] | None = None
         """Of the file with this path: device and inode."""
-        self._verified: SharedMemory | None = None
-        """One byte a sample: whether this run knows that its entry is whole. None: nobody but this run writes."""
-        if memory is None:
-            self._verified = SharedMemory([], max(1, num_samples))
         self._open_views()
 
     @classmethod
@@ -245,11 +244,8 @@ class Store:
         found, num_data, num_structure, num_blocks = _HEAD.unpack_from(entry.data)
         if found != index or _UNIT + num_data + num_structure > nbytes:
             return None
-        if self._verified is not None and not self._verified.bytes[index]:
-            checksum = _checksum(entry[: _HEAD.size], entry[_UNIT:])
-            if _CHECKSUM.unpack_from(entry.data, _HEAD.size) != (checksum,):
-                return None
-            self._verified.bytes[index] = 1
+        if self._memory is None and _WORD.unpack_from(entry.data, _HEAD.size) != (_checksum(entry),):
+            return None
         end = _UNIT + num_data
         return Packed(entry[_UNIT:end], entry.data[end : end + num_structure], num_blocks)
 
@@ -307,9 +303,12 @@ class Store:
         num_data = sum(map(len, pieces))
         length = _UNIT + num_data + len(structure)
         padded = -(-length // _UNIT) * _UNIT
-        end = structure + bytes(padded - length)
-        head = _HEAD.pack(index, num_data, len(structure), num_blocks)
-        checksum = 0 if self._verified is None else _checksum(head, *pieces, end)
+        head = _HEAD.pack(index, num_data, len(structure), num_blocks).ljust(_UNIT, b"\0")
+        entry: list[Any] = [head, *pieces, structure, bytes(padded - length)]
+        if self._memory is None:
+            whole = np.concatenate([np.frombuffer(piece, np.uint8) for piece in entry])
+            _WORD.pack_into(whole.data, _HEAD.size, _checksum(whole))
+            entry = [whole]
         failpoint(Failpoint.CACHE_CLAIMED)
         here = self._here_now()
         try:
@@ -317,8 +316,7 @@ class Store:
             if offset is None:
                 return
             failpoint(Failpoint.CACHE_ALLOCATED)
-            begin = (head + _CHECKSUM.pack(checksum)).ljust(_UNIT, b"\0")
-            write_pieces(here.descriptor, iter((begin, *pieces, end)), offset)
+            write_pieces(here.descriptor, iter(entry), offset)
             failpoint(Failpoint.CACHE_WRITTEN)
             word = (offset // _UNIT) << _LENGTH_BITS | padded // _UNIT
             os.pwrite(here.descriptor, _WORD.pack(word), _INDEX_AT + _WORD.size * index)
@@ -328,8 +326,6 @@ class Store:
             self._give_up(here)
             return
         failpoint(Failpoint.CACHE_PUBLISHED)
-        if self._verified is not None:
-            self._verified.bytes[index] = 1
 
     def _allocate(self, here: _Here, nbytes: int) -> int | None:
         """Return the offset of so many bytes that are nobody else's; None if there is no space for them."""
@@ -410,11 +406,13 @@ def _set_cursor(descriptor: int, end: int, *, is_full: bool) -> None:
     os.pwrite(descriptor, _CURSOR.pack(end, end ^ _FLIPPED, is_full), _CURSOR_AT)
 
 
-def _checksum(*pieces: Any) -> int:
-    checksum = 0
-    for piece in pieces:
-        checksum = crc32(piece, checksum)
-    return checksum
+def _checksum(entry: NDArray[np.uint8]) -> int:
+    """Return the checksum of an entry without its own field. 262 kB take 15 us, and zlib's CRC 60 us."""
+    total, words = crc32(entry[: _HEAD.size].data), entry[_UNIT:].view(np.uint64)
+    for begin in range(0, len(words), len(_WEIGHTS)):
+        part = words[begin : begin + len(_WEIGHTS)]
+        total = (total * _ODD + int(np.dot(part, _WEIGHTS[: len(part)]))) & _FLIPPED
+    return total
 
 
 # Locks of byte ranges that belong to an opened file ("open file description locks", fcntl(2)) -------------------------

@@ -139,7 +139,7 @@ def test_a_rank_that_never_comes_is_named_after_the_time_out(outcomes: dict[str,
     assert "rank 1 hasn't" in warning
     assert "nb_consumer=1" in warning
     assert outcome.startswith(
-        "RuntimeError: this rank has started a loader, but rank 1 hasn't within 8 s: all ranks must"
+        "RuntimeError: this rank has started its loader, but rank 1 hasn't within 8 s: all ranks must"
     )
 
 

@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_wait_at_once_and_that_of_the_other_ranks(kind: Any) -> 
             gather_and_press_ctrl_c(rendezvous)
     finally:
         signal.signal(signal.SIGINT, before)
-    with pytest.raises(RuntimeError, match="rank 0 stopped waiting, and not all ranks have started a loader"):
+    with pytest.raises(RuntimeError, match="rank 0 stopped waiting before all ranks had started their loaders"):
         join(kind(stores[1]), 1).gather()
 
 
@@ -118,7 +118,7 @@ def test_a_rank_whose_wait_fails_ends_that_of_the_others() -> None:
     stores = connect(30)
     with pytest.raises(RuntimeError, match="the connection is lost"):
         join(LostStore(stores[1]), 1).gather()
-    with pytest.raises(RuntimeError, match="rank 1 stopped waiting, and not all ranks have started a loader"):
+    with pytest.raises(RuntimeError, match="rank 1 stopped waiting before all ranks had started their loaders"):
         join(stores[0], 0).gather()
 
 
