@@ -4,6 +4,7 @@
 
     create          `create_loader`: chooses and configures what follows, from timm's options
     image_loader    the batches that a SwiftLoader doesn't make: repeats, several sizes, a number of batches, streams
+    decode          `ImageDecoder`: image files to arrays or Pillow's images, for a dataset of your own
     collate         what runs in the worker: images `(B, C, H, W) uint8` and targets, in the memory they are sent in
     prefetch        `PrefetchLoader`: any loader, with an `ImageStage` that moves, normalises and erases on the device
 
@@ -20,14 +21,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swift_loader.vision.collate import fast_collate, tensor_collate
     from swift_loader.vision.create import create_loader
+    from swift_loader.vision.decode import ImageDecoder
     from swift_loader.vision.prefetch import ImageStage, PrefetchLoader, RandomErasing
 
-__all__ = ["ImageStage", "PrefetchLoader", "RandomErasing", "create_loader", "fast_collate", "tensor_collate"]
+__all__ = [
+    "ImageDecoder",
+    "ImageStage",
+    "PrefetchLoader",
+    "RandomErasing",
+    "create_loader",
+    "fast_collate",
+    "tensor_collate",
+]
+_HOMES = {"ImageDecoder": "decode", "create_loader": "create", "fast_collate": "collate", "tensor_collate": "collate"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, because a worker imports this package only for its collate function."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "create" if name == "create_loader" else "collate" if name.endswith("collate") else "prefetch"
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'prefetch')}"), name)
