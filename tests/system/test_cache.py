@@ -227,6 +227,7 @@ RANKS = """
         seen = [int(index) for batch in loader for index in batch["index"]]
     dist.barrier()
     report([seen, num_fetched(), sum(photos[index]["index"] for index in range(96)), repr(photos)])
+    dist.barrier()  # the other rank has counted, too
     other = cached(Still(length=5 + rank), budget="1MB")  # not the same on all ranks, so each has its own
     report([other[4 + rank]["index"], repr(other)])
     finish()
