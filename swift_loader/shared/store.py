@@ -30,7 +30,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -132,7 +132,8 @@ class Store:
         self._path = path
         self._memory = memory
         self._end = data_offset(num_samples) + nbytes
-        self._here: _Here | None = None
+        self._here: dict[int, _Here] = {}
+        """By process."""
         self._identity: tuple[int, int] | None = None
         """Of the file with this path: device and inode."""
         self._open_views()
@@ -176,14 +177,14 @@ class Store:
             self._index = self._bytes[_INDEX_AT : _INDEX_AT + 8 * self.num_samples].data.cast("Q")
 
     def _here_now(self) -> _Here:
-        here = self._here
-        if here is None or here.pid != os.getpid():
-            here = self._here = _Here(self._open())
+        here = self._here.get(os.getpid())
+        if here is None:  # of threads that come at once, all get that of the first
+            here = self._here.setdefault(os.getpid(), _Here(self._open()))
         return here
 
     def rest(self) -> None:
         """Close the descriptor until it is used again, so that this process can be forked with nothing open."""
-        self._here = None
+        self._here.clear()
 
     def _open(self) -> int:
         if self._memory is not None:
@@ -202,7 +203,7 @@ class Store:
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _here=None)
+        self.__dict__.update(state, _here={})
         self._open_views()
 
     # Reading
@@ -337,7 +338,7 @@ class Store:
         return None if here.is_full else offset
 
     def _give_up(self, here: _Here) -> None:
-        with here.guard, _locked(here.descriptor):
+        with here.guard, _locked(here.descriptor), suppress(OSError):  # where writing again needs space, too
             here.is_full = True
             _set_cursor(here.descriptor, self._state()[0], is_full=True)
 
