@@ -279,8 +279,6 @@ class DatasetBuilder:
 
         Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
         """
-        with suppress(MemoryError):  # of a limit
-            np.empty(_LARGEST_BLOCK_NBYTES, np.uint8)  # freed at once
         service = self.start_service(worker, channel, ProcessUsage)
         if service is None:
             return
@@ -302,6 +300,8 @@ class DatasetBuilder:
 
         The trainer was told of a failure then, unless it is gone. `usage` measures what builds batches.
         """
+        with suppress(MemoryError):  # of a limit
+            np.empty(_LARGEST_BLOCK_NBYTES, np.uint8)  # freed at once
         stage = messages.FailureStage.BUILD
         try:
             if self._dataset is None:
