@@ -126,10 +126,15 @@ class _Here:
 class Store:
     """The entries of one dataset. Any thread of any process; a fork and a pickle of it have the same file."""
 
-    def __init__(self, num_samples: int, nbytes: int, memory: SharedMemory | None, path: str = "") -> None:
-        """Use a file that exists. It gets at most `nbytes` of entries. `path`: if it isn't memory."""
+    def __init__(
+        self, num_samples: int, nbytes: int, memory: SharedMemory | None, path: str = "", salt: int = 0
+    ) -> None:
+        """Use a file that exists. It gets at most `nbytes` of entries.
+
+        `path`, `salt`: if it isn't memory. Entries of a file with another salt count as damaged.
+        """
         self.num_samples = num_samples
-        self._path = path
+        self._path, self._salt = path, salt
         self._memory = memory
         self._end = data_offset(num_samples) + nbytes
         self._here: dict[int, _Here] = {}
@@ -164,7 +169,7 @@ class Store:
                 _set_cursor(descriptor, _cursor(descriptor, path)[0], is_full=False)  # there may be space now
         finally:
             os.close(descriptor)
-        return cls(num_samples, nbytes, None, path)
+        return cls(num_samples, nbytes, None, path, crc32(header))
 
     # What each process has of it
 
@@ -245,7 +250,7 @@ class Store:
         found, num_data, num_structure, num_blocks = _HEAD.unpack_from(entry.data)
         if found != index or _UNIT + num_data + num_structure > nbytes:
             return None
-        if self._memory is None and _WORD.unpack_from(entry.data, _HEAD.size) != (_checksum(entry),):
+        if self._memory is None and _WORD.unpack_from(entry.data, _HEAD.size) != (_checksum(entry, self._salt),):
             return None
         end = _UNIT + num_data
         return Packed(entry[_UNIT:end], entry.data[end : end + num_structure], num_blocks)
@@ -308,7 +313,7 @@ class Store:
         entry: list[Any] = [head, *pieces, structure, bytes(padded - length)]
         if self._memory is None:
             whole = np.concatenate([np.frombuffer(piece, np.uint8) for piece in entry])
-            _WORD.pack_into(whole.data, _HEAD.size, _checksum(whole))
+            _WORD.pack_into(whole.data, _HEAD.size, _checksum(whole, self._salt))
             entry = [whole]
         failpoint(Failpoint.CACHE_CLAIMED)
         here = self._here_now()
@@ -407,9 +412,9 @@ def _set_cursor(descriptor: int, end: int, *, is_full: bool) -> None:
     os.pwrite(descriptor, _CURSOR.pack(end, end ^ _FLIPPED, is_full), _CURSOR_AT)
 
 
-def _checksum(entry: NDArray[np.uint8]) -> int:
+def _checksum(entry: NDArray[np.uint8], salt: int) -> int:
     """Return the checksum of an entry without its own field. 262 kB take 15 us, and zlib's CRC 60 us."""
-    total, words = crc32(entry[: _HEAD.size].data), entry[_UNIT:].view(np.uint64)
+    total, words = crc32(entry[: _HEAD.size].data, salt), entry[_UNIT:].view(np.uint64)
     for begin in range(0, len(words), len(_WEIGHTS)):
         part = words[begin : begin + len(_WEIGHTS)]
         total = (total * _ODD + int(np.dot(part, _WEIGHTS[: len(part)]))) & _FLIPPED

@@ -191,6 +191,14 @@ def test_the_file_of_another_dataset_is_refused_by_name(
         cached(other(tmp_path / "log"), where=path)
 
 
+def test_the_cache_of_another_dataset_may_be_copied_over_one_in_use(tmp_path: Path) -> None:
+    kept = cached(Photos(tmp_path / "log"), where=tmp_path / "cache")
+    other = cached([{"label": index} for index in range(LENGTH)], where=tmp_path / "other")
+    assert [kept[index].label for index in range(3)] == [other[index]["label"] for index in range(3)]
+    (tmp_path / "cache").write_bytes((tmp_path / "other").read_bytes())
+    assert [kept[index].name for index in range(3)] == ["photo 0", "photo 1", "photo 2"]
+
+
 def test_a_version_stands_for_the_attributes(tmp_path: Path) -> None:
     path, log = tmp_path / "cache", tmp_path / "log"
     cached(Photos(log), where=path, version="2")[5]
