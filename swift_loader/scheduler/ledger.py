@@ -3,6 +3,9 @@
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
 batches in the order of delivery, without end.
 
+A batch may be built in parts, see `parts`. Each part has a sequence, so it is sent, lost and completed as a batch is.
+Together they are delivered as one batch, and count as one in flight.
+
 A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
 of earlier ones are dropped.
 
@@ -20,17 +23,28 @@ from heapq import heappop, heappush
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import BatchState, Delivery
 from swift_loader.scheduler.messages import Answered, SampleFailed, Send, Skipped, StreamEnded
+from swift_loader.scheduler.parts import Split, Splits
 from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
+from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource, cut
 
 
 class Ledger:
     """The batches in flight."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, splits: Splits | None = None, num_workers: int = 0) -> None:
+        """Begin with nothing in flight. `splits`: whether batches are split; None: never."""
         self._limits = limits
         self.queues = Queues(limits)
         """The workers' tasks."""
+        self.num_workers = num_workers
+        """How many there are to be."""
+        self._splits = splits or Splits(is_on=False)
+        self._open: Split | None = None
+        """What has parts that no worker has yet. They come before any new batch."""
+        self._is_short = False
+        """Whether fewer batches may be built at a time than there are workers: the pass has no more, or the limit."""
+        self._num_extra = 0
+        """By how much the parts in flight are more than their batches."""
         self.source: WorkSource | None = None
         """What hands out the work of the current generation."""
         self._planned: Work | None = None
@@ -60,6 +74,7 @@ class Ledger:
         self.generation += 1
         self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
         self.source, self._planned = source, None
+        self._open, self._is_short, self._num_extra = None, False, 0
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.queues.begin()
         return dropped
@@ -88,7 +103,8 @@ class Ledger:
 
     def remove_worker(self, serial: int) -> int:
         """Remove a worker. Return how many batches were lost with it; other workers will build them."""
-        lost = [sequence for generation, sequence in self.queues.remove(serial) if generation == self.generation]
+        tasks = self.queues.remove(serial)
+        lost = [one for generation, one in tasks if generation == self.generation and one in self._batches]
         for sequence in lost:
             batch = self._batches[sequence]
             batch.state, batch.failures = BatchState.LOST, ()
@@ -107,11 +123,17 @@ class Ledger:
         """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
         if self._lost and (send := self._assign_lost()) is not None:
             return send
-        if len(self._batches) >= self._limits.max_in_flight or self.source is None:
+        if self._open is not None:
+            return self._assign_part(self._open)
+        if len(self._batches) - self._num_extra >= self._limits.max_in_flight or self.source is None:
             return None
         self._planned = work = self._planned or self.source.next()
         if work is None:
             return None
+        if not self._next_sequence or self._is_short or self.queues.varies:
+            split = self._split_of(work, self.source)
+            if split is not None:
+                return self._assign_part(split)
         serial = self.queues.pick(work)
         if serial is None and isinstance(work, StreamWork) and not self._limits.in_order:
             full = work.worker_id
@@ -126,6 +148,37 @@ class Ledger:
         self._next_sequence += 1
         self._planned = None
         return self._send(serial, batch, work)
+
+    def _split_of(self, work: Work, source: WorkSource) -> Split | None:
+        """Return in which parts a batch is built; None: as a whole."""
+        num_rows, num_batches = source.size_of(work) if self._splits.is_on else (0, 0)
+        if not num_rows:
+            return None
+        num_batches = min(num_batches, self._limits.max_in_flight)
+        self._is_short = num_batches < self.num_workers
+        num_parts = self._splits.num_parts(
+            num_rows,
+            self.num_workers,
+            self.queues.fastest_build_s,
+            num_batches,
+            is_first=not self._next_sequence,
+            varies=self.queues.varies,
+        )
+        whole = work._replace(worker_id=None) if isinstance(work, IndexWork) else work
+        return Split(whole, [num_rows * i // num_parts for i in range(num_parts + 1)]) if num_parts > 1 else None
+
+    def _assign_part(self, split: Split) -> Send | None:
+        """Send the next part of a batch, if a worker has nothing to do."""
+        serial = self.queues.pick_idle()
+        if serial is None:
+            return None
+        work = cut(split.work, split.next_part())
+        part = self._batches[self._next_sequence] = Delivery(work, self._next_sequence, split=split)
+        self._next_sequence += 1
+        self._num_extra += bool(split.parts)
+        split.parts.append(part)
+        self._open, self._planned = None if split.is_assigned else split, None
+        return self._send(serial, part, work)
 
     def _assign_lost(self) -> Send | None:
         """Send a lost batch again: the loop waits for it. O(worker ids)."""
@@ -152,21 +205,50 @@ class Ledger:
         generation, sequence = answer.generation, answer.sequence
         is_current = generation == self.generation
         task = generation, sequence
-        self.queues.pop(answer.worker, task, is_current=is_current, is_ready=is_current, build_s=answer.build_s)
-        if not is_current:
+        batch = self._batches.get(sequence) if is_current else None
+        split, build_s = None if batch is None else batch.split, answer.build_s
+        fits = split is None or (answer.error is None and split.fits(answer.batch))
+        if split is not None and build_s is not None:
+            build_s *= len(split.bounds) - 1
+        is_ready = batch is not None and fits
+        self.queues.pop(answer.worker, task, is_current=is_current, is_ready=is_ready, build_s=build_s)
+        if batch is None:  # of an earlier generation, or a part of a batch that is built as a whole by now
             return None
-        batch = self._batches[sequence]
+        if split is not None and not fits:
+            self._rebuild(split, batch)
+            return None
         batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
         batch.snapshot, batch.arrival, batch.build_s = answer.snapshot, answer.arrival, answer.build_s
         batch.state = BatchState.READY
-        self.ready[sequence] = batch
+        first = batch
+        if split is not None:
+            split.num_ready += 1
+            if not split.is_ready:
+                return batch
+            first = split.parts[0]
+        self.ready[first.sequence] = first
         if not self._limits.in_order and batch.work is not None:
             ready = self._ready_by_epoch.get(batch.work.epoch)
             if ready is None:  # those that are empty are of earlier epochs
                 self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
                 ready = self._ready_by_epoch[batch.work.epoch] = deque()
-            ready.append(batch)
+            ready.append(first)
         return batch
+
+    def _rebuild(self, split: Split, part: Delivery) -> None:
+        """Have a batch built as a whole, in the place of this part. Nobody needs the other parts any more."""
+        self._splits.is_on = False
+        self._num_extra -= len(split.parts) - 1
+        for other in split.parts:
+            if other.state is BatchState.READY:
+                self.queues.note_delivered(other.worker)
+            if other is not part:
+                del self._batches[other.sequence]
+        self._open, split.memory = None if self._open is split else self._open, None
+        self._batches[part.sequence] = Delivery(split.work, part.sequence, part.worker, BatchState.LOST)
+        lost = [one for sequences in self._lost.values() for one in sequences if one in self._batches]
+        self._lost = {}
+        self._note_lost([*lost, part.sequence])
 
     def note_failure(self, failed: SampleFailed) -> None:
         """Record the failure of a sample, if its batch is needed. What a worker reports ends with the worker."""
@@ -213,7 +295,7 @@ class Ledger:
         first = self._batches.get(self._first_sequence) or self._first()
         assert first is not None, "what is ready is in flight"
         if self._limits.in_order:
-            return first if first.state is BatchState.READY else None
+            return first if first.sequence in self.ready else None
         # No batch of a later epoch before all of this epoch are delivered.
         assert first.work is not None
         ready = self._ready_by_epoch.get(first.work.epoch)
@@ -227,6 +309,9 @@ class Ledger:
         del self._batches[batch.sequence], self.ready[batch.sequence]
         if batch.sequence == self._first_sequence:
             self._first_sequence += 1
+        if batch.split is not None:
+            self._note_delivered(batch.split)
+            batch.work = batch.split.work
         work = batch.work
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()
@@ -237,10 +322,18 @@ class Ledger:
             self._pass_void()
         return batch
 
+    def _note_delivered(self, split: Split) -> None:
+        """Remove the parts of a batch but the first."""
+        self._num_extra -= len(split.parts) - 1
+        for part in split.parts[1:]:
+            del self._batches[part.sequence]
+            self.queues.note_delivered(part.worker)
+
     @property
     def may_assign(self) -> bool:
         """Whether a batch is lost, or fewer are in flight than may be."""
-        return bool(self._lost) or len(self._batches) < self._limits.max_in_flight
+        num_in_flight = len(self._batches) - self._num_extra
+        return bool(self._lost) or self._open is not None or num_in_flight < self._limits.max_in_flight
 
     @property
     def is_exhausted(self) -> bool:
@@ -260,14 +353,17 @@ class Ledger:
         If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
         """
         batch = self._first()
-        if not self._limits.in_order or (batch is not None and batch.state is BatchState.LOST):
+        parts = [] if batch is None else [batch] if batch.split is None else batch.split.parts
+        is_nobodys = self._open is not None or any(part.state is BatchState.LOST for part in parts)
+        if not self._limits.in_order or is_nobodys:
             return self.queues.busy()
-        return [batch.worker] if batch is not None and batch.state is BatchState.SENT else []
+        return [part.worker for part in parts if part.state is BatchState.SENT]
 
     def work_of(self, serial: int) -> Work | None:
         """Return what a worker is building; None if it is idle or builds for an old generation."""
         task = self.queues.first(serial)
-        return self._batches[task[1]].work if task is not None and task[0] == self.generation else None
+        batch = self._batches.get(task[1]) if task is not None and task[0] == self.generation else None
+        return None if batch is None else batch.work
 
     # Inside
 

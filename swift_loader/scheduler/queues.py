@@ -49,6 +49,10 @@ STEADY_S = 0.01
 """How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
 that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
 
+VARIES = 0.25
+"""The share of the build time by which it varies, in order, for batches to be built in parts. That of samples that are
+all alike is far less, also if their workers have to share cores."""
+
 MIN_ENTRIES = 64
 """Old entries of the heap are removed when there are so many more than twice the workers, which is O(1) per entry."""
 
@@ -144,6 +148,8 @@ class Queues:
         self._share = 1
         """How many tasks of the current generation a worker may have. With more, it would have a task waiting while
         another one has none, and the limit is used up."""
+        self.varies = False
+        """Whether build times vary so much that in order, a slow batch holds up others."""
         self._note_number()
 
     # Workers
@@ -226,6 +232,7 @@ class Queues:
             else:
                 queue.deviation_s += 0.2 * (abs(build_s - queue.build_s) - queue.deviation_s)
                 queue.build_s += 0.2 * (build_s - queue.build_s)
+            self.varies = self._limits.in_order and queue.deviation_s > max(STEADY_S, VARIES * queue.build_s)
             queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
         if is_current:
             queue.num_current -= 1
@@ -280,6 +287,15 @@ class Queues:
             # What only this worker may build may as well wait there.
             and queue.num_current < min(queue.max_tasks if worker_id is None else MAX_TASKS, self._share)
             and len(queue.tasks) < MAX_HELD
+        ]
+        return min(loads)[3] if loads else None
+
+    def pick_idle(self) -> int | None:
+        """Return the worker to build a part of a batch: of those without a task of this generation. None: no worker."""
+        loads = [
+            (len(queue.tasks), queue.num_ready, queue.worker_id, queue.serial)
+            for queue in self._queues.values()
+            if queue.is_open and not queue.num_current and len(queue.tasks) < MAX_HELD
         ]
         return min(loads)[3] if loads else None
 

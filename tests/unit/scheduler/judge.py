@@ -22,6 +22,7 @@ from swift_loader.scheduler.messages import (
     StreamEnded,
     TemplateEnded,
 )
+from swift_loader.scheduler.parts import Split
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 AnyWork = TypeVar("AnyWork", bound=Work | None)
@@ -48,6 +49,14 @@ class Setting:
     """Steps of epoch 0 whose batch ends each worker that begins it."""
     lengths: tuple[int, ...] = (3, 0, 5, 1)
     """Batches of each shard of a stream."""
+    num_rows: int = 0
+    """Of each batch. 0: no batch is built in parts."""
+    fits: bool = True
+    """Whether parts fit together. Those of batches with an error never do."""
+
+    def keys(self, step: int) -> list[int]:
+        """Return what a sampler chooses for a batch."""
+        return list(range(step, step + self.num_rows)) if self.num_rows else [step, 2 * step]
 
 
 @dataclass
@@ -86,6 +95,11 @@ class Judge:
         self.delivered: list[Work] = []
         """Those of the generation."""
         self.num_ready = 0
+        self.num_ready_tasks = 0
+        """The same, but each part counts."""
+        self.parts: dict[Split, dict[int, tuple[int, object]]] = {}
+        """The parts that are built, of batches that weren't delivered: worker and header by the first row."""
+        self.misfits: set[Split] = set()
         self.deaths_in_a_row: Counter[int] = Counter()
         self.deaths_by_work: Counter[Hashable] = Counter()
         self.blamed: set[object] = set()
@@ -105,17 +119,17 @@ class Judge:
             record = self.records[event.worker]
             task = record.unanswered.popleft()
             record.since_s = now_s
-            if task.generation == self.generation and isinstance(event, Answered):
+            if self.is_needed(task) and isinstance(event, Answered) and self.is_built(task, event):
                 record.num_ready += 1
-                self.num_ready += 1
+                self.num_ready_tasks += 1
                 self.deaths_in_a_row.pop(record.worker_id, None)
                 self.deaths_in_a_row.pop(TEMPLATE, None)
-                self.deaths_by_work.pop(key_of(task.work), None)
+                self.deaths_by_work.pop(cause_of(task.work), None)
         elif isinstance(event, TemplateEnded):
             self.note_death(TEMPLATE, None)
         elif isinstance(event, Ended):
             record = self.records.pop(event.worker)
-            num_lost = sum(task.generation == self.generation for task in record.unanswered)
+            num_lost = sum(map(self.is_needed, record.unanswered))
             if record.is_dismissed or (record.worker_id >= self.num_wanted and not num_lost):
                 self.deaths_in_a_row.pop(record.worker_id, None)
             elif not event.death.with_template:
@@ -123,11 +137,38 @@ class Judge:
                 self.note_death(record.worker_id, blamed)
                 self.last_death = unbound(blamed.work) if blamed is not None else None, num_lost
 
+    def is_needed(self, task: Send) -> bool:
+        """Return whether a task is of the generation, and not of a batch whose parts don't fit."""
+        part = task.work.part
+        return task.generation == self.generation and (part is None or part.split not in self.misfits)
+
+    def is_built(self, task: Send, answer: Answered) -> bool:
+        """Note what is built. Return False if it doesn't fit the other parts of its batch."""
+        part = task.work.part
+        if part is None:
+            self.num_ready += 1
+            return True
+        split, built = part.split, self.parts.setdefault(part.split, {})
+        if answer.error is not None or any(header != answer.batch for _, header in built.values()):
+            self.misfits.add(split)
+            for serial, _ in self.parts.pop(split).values():
+                self.forget_ready(serial)
+            return False
+        built[part.begin] = answer.worker, answer.batch
+        self.num_ready += len(built) == len(split.bounds) - 1
+        return True
+
+    def forget_ready(self, serial: int) -> None:
+        """Count what a worker built and nobody has got as gone."""
+        self.num_ready_tasks -= 1
+        if serial in self.records:
+            self.records[serial].num_ready -= 1
+
     def reap(self, serial: int) -> None:
         """Take down what a worker is at."""
         record = self.records[serial]
         assert not record.is_reaped, "a worker was reaped twice"
-        if record.unanswered and record.unanswered[0].generation == self.generation:
+        if record.unanswered and self.is_needed(record.unanswered[0]):
             record.blamed = record.unanswered[0]
         record.is_closed = record.is_reaped = True
 
@@ -137,15 +178,16 @@ class Judge:
         if self.deaths_in_a_row[worker_id] > self.setting.max_restarts:
             self.blamed.add("template" if worker_id == TEMPLATE else Decision.TOO_MANY)
         if task is not None:
-            self.deaths_by_work[key_of(task.work)] += 1
-            if self.setting.max_restarts and self.deaths_by_work[key_of(task.work)] >= 2:
+            self.deaths_by_work[cause_of(task.work)] += 1
+            if self.setting.max_restarts and self.deaths_by_work[cause_of(task.work)] >= 2:
                 self.blamed.add(Decision.BATCH_IS_TO_BLAME)
 
     def seek(self, begin: tuple[int, int], *, keeps_meaning: bool) -> None:
         """Begin another generation."""
         self.generation += 1
         self.begin, self.delivered = begin, []
-        self.num_ready, self.works = 0, {}
+        self.num_ready, self.num_ready_tasks, self.works = 0, 0, {}
+        self.parts.clear()
         for record in self.records.values():
             record.num_ready = 0
         self.meanings.append(self.meanings[-1] + (not keeps_meaning))
@@ -180,9 +222,14 @@ class Judge:
         assert not holders, f"{task} is being built"
         if task.sequence not in self.works:
             assert task.sequence == len(self.works), "a sequence was left out"
-            assert record.num_ready < self.setting.max_ready, "a worker has too many batches ready"
+            busy = [one for one in record.unanswered if one.generation == self.generation]
+            if task.work.part is not None:
+                assert not busy, "a part has to wait for another task"
+            else:
+                assert record.num_ready < self.setting.max_ready, "a worker has too many batches ready"
             if not isinstance(task.work, StreamWork):  # else some don't exist
-                assert len(self.works) < self.max_in_flight + len(self.delivered)
+                begun = {key_of(work) for work in self.works.values()} | {key_of(task.work)}
+                assert len(begun) <= self.max_in_flight + len(self.delivered)
         self.works[task.sequence] = task.work
         if not record.unanswered:
             record.since_s = max(record.since_s, now_s)
@@ -195,19 +242,27 @@ class Judge:
         assert record.unanswered, "a worker has nothing to do, and is said to hang"
         assert now_s - record.since_s >= limit_s, "a worker is said to hang too early"
         oldest = record.unanswered[0]
-        assert unbound(stall.work) == (unbound(oldest.work) if oldest.generation == self.generation else None)
+        assert unbound(stall.work) == (unbound(oldest.work) if self.is_needed(oldest) else None)
 
     def check_delivered(self, one: Delivery) -> None:
         assert one.num_before == len(self.delivered)
         assert one.work is not None
+        assert one.work.part is None
         assert (one.error is not None) == (one.work.step % 5 == 4)
-        meaning, work, serial = one.batch if one.error is None else one.error.args
-        assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
         self.num_ready -= 1
-        if serial in self.records:
-            self.records[serial].num_ready -= 1
-        assert one.failures in ((), (("sample", unbound(one.work)),))
-        assert bool(one.failures) == (one.work.step % 3 == 0)
+        if one.split is not None:
+            built = self.parts.pop(one.split)
+            assert sorted(built) == one.split.bounds[:-1]
+            assert one.batch == ("header", self.meanings[self.generation], key_of(one.work), False)
+            for serial, _ in built.values():
+                self.forget_ready(serial)
+            assert one.failures == ()
+        else:
+            meaning, work, serial = one.batch if one.error is None else one.error.args
+            assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
+            self.forget_ready(serial)
+            assert one.failures in ((), (("sample", unbound(one.work)),))
+            assert bool(one.failures) == (one.work.step % 3 == 0)
         self.delivered.append(one.work)
 
     def check_order(self) -> None:
@@ -233,7 +288,7 @@ class Judge:
         if self.setting.kind == "planned":
             return [PlannedWork(epoch + (step + i) // NUM_BATCHES, (step + i) % NUM_BATCHES) for i in range(num)]
         if self.setting.kind in ("index", "bound"):
-            return [IndexWork(epoch, one, [one, 2 * one]) for one in range(step, NUM_BATCHES)][:num]
+            return [IndexWork(epoch, one, self.setting.keys(one)) for one in range(step, NUM_BATCHES)][:num]
         lengths = self.setting.lengths[: self.setting.num_workers]
         return [
             StreamWork(epoch, 0, worker_id, turn)
@@ -248,6 +303,11 @@ def key_of(work: Work) -> Hashable:
     if isinstance(work, StreamWork):
         return work.epoch, work.worker_id, work.turn
     return work.epoch, work.step
+
+
+def cause_of(work: Work) -> Hashable:
+    """Return what tells whether two works are the same batch, or the same part of one."""
+    return key_of(work), None if work.part is None else work.part.begin
 
 
 def unbound(work: AnyWork) -> AnyWork:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
+from swift_loader.scheduler.parts import Split
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, Worker
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
@@ -28,6 +30,8 @@ SETTINGS = st.builds(
     max_restarts=st.integers(0, 3),
     kind=st.sampled_from(["planned", "index", "bound", "stream"]),
     cursed=st.frozensets(st.integers(0, NUM_BATCHES - 1), max_size=1),
+    num_rows=st.sampled_from([0, 17, 64]),
+    fits=st.booleans(),
 )
 
 NUM_MUTANT_RUNS = 3000
@@ -42,6 +46,8 @@ def random_case(rng: random.Random) -> tuple[Setting, bytes]:
         max_restarts=rng.randint(0, 3),
         kind=rng.choice(["planned", "index", "bound", "stream"]),
         cursed=frozenset(rng.sample(range(NUM_BATCHES), rng.random() < 0.3)),
+        num_rows=rng.choice([0, 17, 64]),
+        fits=rng.random() < 0.7,
     )
     return setting, rng.randbytes(rng.randint(0, 150))
 
@@ -160,8 +166,8 @@ def deliver_what_is_ready_first(patch: pytest.MonkeyPatch) -> None:
 def exceed_what_may_be_in_flight(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.__init__
 
-    def init(self: Ledger, limits: Limits) -> None:
-        real(self, replace(limits, max_in_flight=limits.max_in_flight + 1))
+    def init(self: Ledger, limits: Limits, *more: Any) -> None:
+        real(self, replace(limits, max_in_flight=limits.max_in_flight + 1), *more)
 
     patch.setattr(Ledger, "__init__", init)
 
@@ -176,6 +182,14 @@ def start_too_few_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_start", start)
 
 
+def take_parts_that_do_not_fit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Split, "fits", lambda self, header: True)
+
+
+def deliver_before_all_parts_are_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Split, "is_ready", property(lambda self: self.num_ready > 0))
+
+
 MUTANTS = [
     never_resend,
     survive_one_death_more,
@@ -186,6 +200,8 @@ MUTANTS = [
     deliver_what_is_ready_first,
     exceed_what_may_be_in_flight,
     start_too_few_workers,
+    take_parts_that_do_not_fit,
+    deliver_before_all_parts_are_there,
 ]
 
 
