@@ -10,6 +10,10 @@ before the clock starts. The clock starts right before the dataset and the loade
 - all_workers: time until each worker has delivered a batch, with one worker and with eight, and the memory
   (proportional set size) of all descendants of the trainer at that moment. The dataset's module imports torch. The
   dataset has 256 MiB of arrays and 200,000 strings. For swift_loader the memory includes the template process.
+- slow_first: time until the first batch of 256 samples that sleep 10 ms arrives, with eight workers.
+- evaluation: time of a pass of four such batches.
+- heavy_tail: rate in order as a share of that in completion order, with eight workers and two batches in flight per
+  worker; of 32 samples each, of which one in twenty sleeps 50 ms, the others 1 ms. swift_loader alone.
 - waiting: CPU time of the training process, over all threads, while it waits for two workers that need 0.5 s per
   sample, in percent of a core.
 
@@ -34,16 +38,28 @@ _FOLDER = str(Path(__file__).resolve().parent)
 _PROBE_TIMEOUT_S = 400
 _KNOWN_WARNING = "This DataLoader will create"
 """torch warns about more workers than cores, which is intended here."""
-_NUM_WORKERS = {"first_batch": (2,), "many_workers": (2, 64), "all_workers": (1, 8), "waiting": (2,)}
+_NUM_WORKERS = {"first_batch": (2,), "many_workers": (2, 64), "all_workers": (1, 8), "waiting": (2,)} | dict.fromkeys(
+    ("slow_first", "evaluation", "heavy_tail"), (8,)
+)
 _GROWTHS = (("64 workers", "2 workers"), ("8 workers", "1 worker"))
 """The last column compares the first with the second."""
-_UNITS = {"seconds": "s", "megabytes": "MB", "percent": "% of a core"}
+_UNITS = {
+    "seconds": "s",
+    "megabytes": "MB",
+    "percent": "% of a core",
+    "seconds_of_work": "s",
+    "percent_of_order": "% of the rate",
+}
 _TITLES = {
     ("first_batch", "seconds"): "first batch",
     ("many_workers", "seconds"): "first batch of swift_loader",
     ("all_workers", "seconds"): "all workers ready",
     ("all_workers", "megabytes"): "memory",
     ("waiting", "percent"): "CPU while waiting",
+    ("slow_first", "seconds"): "slow first batch, since the start",
+    ("slow_first", "seconds_of_work"): "slow first batch, since a worker was ready",
+    ("evaluation", "seconds_of_work"): "four slow batches, since a worker was ready",
+    ("heavy_tail", "percent_of_order"): "in order, of completion order's rate",
 }
 
 
@@ -116,7 +132,8 @@ def _plan(name: str, rounds: int) -> Iterator[Probe]:
     """Yield the measurements. Systems alternate, and each goes first in every other round."""
     for number in range(rounds):
         for num_workers in _NUM_WORKERS[name]:
-            systems = SYSTEMS[:1] if name == "many_workers" else SYSTEMS
+            systems = {"many_workers": SYSTEMS[:1], "heavy_tail": SYSTEMS[:2]}.get(name, SYSTEMS)
+            systems = systems if name in ("slow_first", "evaluation", "heavy_tail") else systems[::2]
             for system in systems[:: -1 if number % 2 else 1]:
                 yield Probe(name, system, num_workers)
 

@@ -108,6 +108,15 @@ class SlowSamples:
         return index
 
 
+class TimedSamples(SlowSamples):
+    """Such samples that tell when they were begun, by `time.monotonic`."""
+
+    def __getitem__(self, index: int) -> float:
+        began = time.monotonic()
+        super().__getitem__(index)
+        return began
+
+
 class SleepingSamples:
     """Rows of `(1024,) float32` that come after a sleep, as from a disk; some, always the same, sleep far longer."""
 

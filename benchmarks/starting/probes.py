@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PROBES = ("first_batch", "many_workers", "all_workers", "waiting")
-SYSTEMS = ("swift_loader", "torch")
+PROBES = ("first_batch", "many_workers", "all_workers", "waiting", "slow_first", "evaluation", "heavy_tail")
+SYSTEMS = ("swift_loader", "DataLoader", "torch")
+"""The second is swift_loader's."""
 
 _SLOW_SAMPLE_S = 0.5
 _NUM_SLOW_BATCHES = 10
 _LONG_ENOUGH_S = 300.0
+_NUM_UNCOUNTED, _NUM_COUNTED = 80, 400
 
 
 def main() -> None:
@@ -26,8 +28,8 @@ def main() -> None:
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("num_workers", type=int)
     arguments = parser.parse_args()
-    probes = {"first_batch": first_batch, "many_workers": first_batch, "all_workers": all_workers, "waiting": waiting}
-    print(json.dumps(probes[arguments.probe](loader_maker(arguments.system), arguments.num_workers)))
+    probe = first_batch if arguments.probe == "many_workers" else globals()[arguments.probe]
+    print(json.dumps(probe(loader_maker(arguments.system), arguments.num_workers)))
 
 
 def loader_maker(system: str) -> Callable[..., Any]:
@@ -35,17 +37,26 @@ def loader_maker(system: str) -> Callable[..., Any]:
     import torch  # noqa: F401 - a training script imports it anyway
     from torch.utils.data import DataLoader
 
-    from swift_loader import SwiftLoader
+    import swift_loader
 
-    def make_swift(dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int) -> SwiftLoader:
-        return SwiftLoader(
+    def make_swift(dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int, **more: Any) -> Any:
+        return swift_loader.SwiftLoader(
             dataset_class,
             kwargs,
             batch_size=batch_size,
             worker_per_consumer=num_workers,
             shuffle=True,
             seed=1,
+            **({"data_queue_size": more.pop("prefetch_factor") * num_workers} if more else {}),
+            **more,
         )
+
+    def make_drop_in(
+        dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int, **more: Any
+    ) -> Any:
+        more.setdefault("prefetch_factor", 4)
+        dataset = dataset_class(**kwargs)
+        return swift_loader.DataLoader(dataset, batch_size, shuffle=True, seed=1, num_workers=num_workers, **more)
 
     def make_torch(dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int) -> DataLoader[Any]:
         return DataLoader(
@@ -58,7 +69,7 @@ def loader_maker(system: str) -> Callable[..., Any]:
             prefetch_factor=4,
         )
 
-    return {"swift_loader": make_swift, "torch": make_torch}[system]
+    return {"swift_loader": make_swift, "DataLoader": make_drop_in, "torch": make_torch}[system]
 
 
 def first_batch(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
@@ -104,6 +115,45 @@ def waiting(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
     for _ in range(_NUM_SLOW_BATCHES * num_workers):
         next(batches)
     return {"percent": 100 * (time.process_time() - cpu) / (time.perf_counter() - wall)}
+
+
+def slow_first(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
+    """Time the first batch of 256 samples that take 10 ms: since the loader was made, and since a worker was ready."""
+    from common.datasets import TimedSamples
+
+    start = time.monotonic()
+    loader = make(TimedSamples, {"length": 256 * 40, "seconds": 0.01}, 256, num_workers)
+    batch, now = next(iter(loader)), time.monotonic()
+    return {"seconds": now - start, "seconds_of_work": now - min(batch.tolist())}
+
+
+def evaluation(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
+    """Time a pass of 4 batches of 256 such samples, since a worker was ready."""
+    from common.datasets import TimedSamples
+
+    batches = list(make(TimedSamples, {"length": 256 * 4, "seconds": 0.01}, 256, num_workers))
+    return {"seconds_of_work": time.monotonic() - min(min(batch.tolist()) for batch in batches)}
+
+
+def heavy_tail(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
+    """Measure batches of 32 samples, of which one in twenty takes 50 ms and the others 1 ms, two in flight per worker.
+
+    As the share of the rate that the same loader has in completion order.
+    """
+    from common.datasets import SleepingSamples
+
+    rates = []
+    for in_order in (True, False):
+        kwargs = {"length": 32 * 700, "seconds": 0.001, "slow_share": 0.05}
+        batches = iter(make(SleepingSamples, kwargs, 32, num_workers, prefetch_factor=2, in_order=in_order))
+        for _ in range(_NUM_UNCOUNTED):
+            next(batches)
+        start = time.perf_counter()
+        for _ in range(_NUM_COUNTED):
+            next(batches)
+        rates.append(_NUM_COUNTED / (time.perf_counter() - start))
+        del batches
+    return {"percent_of_order": 100 * rates[0] / rates[1]}
 
 
 def endless(loader: Any) -> Any:

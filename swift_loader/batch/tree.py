@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -139,10 +140,11 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *
 """The same with subclasses."""
 
 
-def search(whole: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
+def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: float = math.inf) -> Iterator[Any]:
     """Yield the wanted objects that `whole` holds: as items or attributes, at any depth, each once.
 
-    `is_wanted` isn't asked about numbers, text, arrays and code. What is wanted isn't searched further.
+    `is_wanted` isn't asked about numbers, text, arrays and code. What is wanted isn't searched further, and neither are
+    collections of more than `max_items`.
     """
     seen: dict[int, Any] = {}  # keep the objects alive, else another one may get the same id
     to_see = [whole]
@@ -154,12 +156,14 @@ def search(whole: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
         if is_wanted(thing):
             yield thing
         else:
-            to_see += reversed(_held(thing))
+            to_see += reversed(_held(thing, max_items))
 
 
-def _held(thing: Any) -> list[Any]:
+def _held(thing: Any, max_items: float) -> list[Any]:
     """Return the items and attributes of an object that may hold something."""
     items = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, _COLLECTIONS) else ()
+    if max_items < math.inf and items and len(items) > max_items:
+        items = ()
     if type(thing) in _PLAIN:
         return [] if _EMPTY.issuperset(map(type, items)) else [part for part in items if type(part) not in _EMPTY]
     held = [*items, *getattr(thing, "__dict__", {}).values()]

@@ -28,6 +28,7 @@ from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayE
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
+from swift_loader.scheduler.parts import Splits
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard
 
@@ -37,7 +38,18 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 """The options that the installed torch knows."""
 
 _OWN = frozenset(
-    ("_workers", "_pool", "_why_no_fork", "_latest", "_prepared", "_iterator", "_votes", "_observer", "_changing")
+    (
+        "_workers",
+        "_pool",
+        "_splits",
+        "_why_no_fork",
+        "_latest",
+        "_prepared",
+        "_iterator",
+        "_votes",
+        "_observer",
+        "_changing",
+    )
 )
 """What belongs to the epochs of one loader, and isn't copied."""
 
@@ -205,6 +217,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With `persistent_workers`, those of all epochs."""
         self._pool = SegmentPool()
         """Memory of the workers of the last epoch, for those of the next one."""
+        self._splits: Splits | None = None
+        """Whether several workers may build a batch together. None: not known yet."""
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
         self._latest: Epoch | None = None

@@ -7,6 +7,7 @@ reads a loader as it is now.
 from __future__ import annotations
 
 import functools
+import math
 import multiprocessing
 import random
 import sys
@@ -124,11 +125,11 @@ def _check_threads(loader: DataLoader[Any]) -> None:
 # The number of workers may change if no batch shows which worker has built it -----------------------------------------
 
 
-def shows_its_worker(loader: DataLoader[Any]) -> bool:
+def shows_its_worker(loader: DataLoader[Any], max_items: float = math.inf) -> bool:
     """Return whether the batches of an epoch depend on who builds which.
 
     They do if they come from a worker's own shard, state or generator. Out of order, generators give other draws in
-    each run anyway.
+    each run anyway. `max_items`: no generator is looked for in collections of more.
     """
     if isinstance(loader.dataset, IterableDataset) or is_stateful(loader.dataset):
         return True
@@ -137,7 +138,8 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
     if not delivery_of(loader).uses_threads and rng_of(loader) is not Rng.SAMPLE:
         return True
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-    return any(True for _ in search([loader.dataset, loader.collate_fn], lambda thing: isinstance(thing, kinds)))
+    where = [loader.dataset, loader.collate_fn]
+    return any(True for _ in search(where, lambda thing: isinstance(thing, kinds), max_items))
 
 
 def first_number(num_workers: Any) -> int:

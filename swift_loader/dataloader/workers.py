@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
-from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
+from swift_loader.dataloader.options import delivery_of, rng_of, shows_its_worker, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
@@ -31,6 +31,7 @@ from swift_loader.options import DeliveryOptions
 from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.seeding import Rng
@@ -94,6 +95,10 @@ def _is_shared_tensor(thing: Any) -> bool:
         return False
 
 
+_MAX_ITEMS = 100
+"""Generators aren't looked for in longer collections, which would take long: they hold the samples."""
+
+
 def start_workers(
     loader: Any, shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
 ) -> LoaderWorkers:
@@ -128,11 +133,12 @@ def start_workers(
     options = WorkerOptions.of_torch(mode, loader.dataset, collate_fn, rng, method)
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
+    splits = loader._splits = loader._splits or Splits(is_on=not shows_its_worker(loader, _MAX_ITEMS))  # noqa: SLF001
     may_fork = forks and method is not StartMethod.FORK
     reason = why_fork_is_needed(options) if may_fork else ""
     if not reason:
         try:
-            return LoaderWorkers(options, delivery, base_seed, metrics)
+            return LoaderWorkers(options, delivery, base_seed, metrics, splits)
         except EncodeError as error:
             if not may_fork:
                 raise
@@ -140,7 +146,7 @@ def start_workers(
     if loader._why_no_fork:  # noqa: SLF001
         raise ForkHangs(f"{loader._why_no_fork}\nNo fresh interpreter can take its place: {reason}")  # noqa: SLF001
     _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")
-    return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics)
+    return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics, splits)
 
 
 def warm_root(loader: DataLoader[Any]) -> None:
@@ -167,9 +173,17 @@ class LoaderWorkers:
     """
 
     def __init__(
-        self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, metrics: Metrics
+        self,
+        worker_options: WorkerOptions,
+        delivery: DeliveryOptions,
+        base_seed: int,
+        metrics: Metrics,
+        splits: Splits,
     ) -> None:
-        """Start the workers, and wait until there is a dataset for them. `metrics`: of the loader, for all epochs."""
+        """Start the workers, and wait until there is a dataset for them.
+
+        `metrics`, `splits`: of the loader, for all epochs.
+        """
         mode = worker_options.torch
         assert mode is not None
         self.persist = mode.persists
@@ -200,7 +214,10 @@ class LoaderWorkers:
             dataset = _copied(given) if worker_options.dataset_per_worker else given
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
-        settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
+        can_split = self.fleet is not None and self.fleet.can_split
+        settings = replace(
+            delivery.scheduling, limits=self.limits, replaces_stalled=False, splits=splits if can_split else None
+        )
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""

@@ -79,6 +79,11 @@ class Fleet(ABC):
         """Gets warnings for the user that come while the loop runs, on any thread."""
 
     @property
+    def can_split(self) -> bool:
+        """Whether several workers can build a batch together, as far as is known before it is tried."""
+        return False
+
+    @property
     def notice(self) -> str:
         """What the log says when the loader has started; empty: nothing."""
         return ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ from swift_loader.metrics.observations import BATCH, Arrival, Observations, Setu
 from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.messages import Send
 from swift_loader.transport.messages import Batch
+
+NOT_MEASURED = -1
+"""A run delay that wasn't measured."""
 
 NOT_NOTED = -1
 """Stands for the number of a batch that isn't in the timeline."""
@@ -93,7 +97,8 @@ class Metrics:
         """
         if not self._enabled or task is None:
             return None
-        self._built.append(batch.num_samples)
+        if task.work.part is None:
+            self._built.append(batch.num_samples)
         epoch = task.work.epoch
         if batch.slow_ns > self._slowest.floor_ns:
             with self._lock:
@@ -116,6 +121,22 @@ class Metrics:
         )
 
     # The loop's thread
+
+    def join_arrivals(self, parts: Sequence[Arrival | None], decode_ns: int) -> Arrival | None:
+        """Record a batch that several workers built. It took from the first begin to the last end; work is summed.
+
+        `parts`: what `note_arrival` returned. Returns the same of the batch. The worker is that of the first part.
+        """
+        arrivals = [part for part in parts if part is not None]
+        if len(arrivals) < len(parts):
+            return None
+        epoch, step, worker_id, num_samples, nbytes, sent, began, *work, delay, received, decode = zip(
+            *arrivals, strict=True
+        )
+        self._built.append(sum(num_samples))
+        where = epoch[0], step[0], worker_id[0], sum(num_samples), max(nbytes), min(sent), min(began)
+        delay_ns = NOT_MEASURED if min(delay) < 0 else sum(delay)
+        return (*where, *map(sum, work), delay_ns, max(received), sum(decode) + decode_ns)
 
     def note_asked(self, asked_ns: int) -> None:
         """Record that the loop asks for a batch. The first time, a pass begins."""

@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from swift_loader.batch.collate import SendMemory
+from swift_loader.batch.tree import children, rebuilt, type_name
 from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.messages import Rows
+from swift_loader.transport.segments import SharedRows
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +127,7 @@ class Arena(SendMemory):
 
     def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the same for an array that is sent as a tensor. torch has this dtype, and the array isn't empty."""
-        array = self.empty(shape, dtype)
+        array = Arena.empty(self, shape, dtype)
         self._handed_out[id(array)][1].arrives_as_tensor = True
         return array
 
@@ -200,3 +203,76 @@ class Arena(SendMemory):
             memory[stray.offset : stray.offset + len(stray.memory)] = stray.memory
         self._strays.clear()
         self._memory = memory
+
+
+# A batch that several workers build -----------------------------------------------------------------------------------
+
+
+class MisfitError(Exception):
+    """A part of a batch isn't just some rows of arrays and tensors, so the batch must be built as a whole."""
+
+
+class RowsArena(Arena):
+    """Allocates arrays and tensors for all rows of a batch, and hands out the rows of one part.
+
+    All workers that build a part allocate the same, in the same order, so each writes its rows in the right place.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(np.empty(0, np.uint8))
+        self._rows = rows
+        self._file = SharedRows(rows.file)
+        self._wholes: dict[int, tuple[Any, Any]] = {}
+        """By the id of what was handed out: that, and the same of all rows."""
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return `nbytes` of the file."""
+        offset = self._advance(nbytes)
+        return Block(offset, self._file.at(offset, nbytes, self.used))
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return the part's rows of an array."""
+        part: NDArray[Any] = self._part_of(super().empty(self._shape_of_all(shape), dtype))
+        return part
+
+    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the same for an array that is sent as a tensor."""
+        part: NDArray[Any] = self._part_of(super().empty_for_tensor(self._shape_of_all(shape), dtype))
+        return part
+
+    def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return the part's rows of a tensor."""
+        part: torch.Tensor = self._part_of(super().empty_tensor(self._shape_of_all(shape), dtype))
+        return part
+
+    def place(self, data: NDArray[np.uint8]) -> Block:
+        """Refuse what isn't rows."""
+        raise MisfitError(f"{len(data)} bytes lie outside the arrays and tensors of a part")
+
+    def place_array(self, array: NDArray[Any], order: Literal["C", "F"]) -> Block:  # noqa: ARG002
+        """Do the same."""
+        raise MisfitError(f"{array.nbytes} bytes lie outside the arrays and tensors of a part")
+
+    def whole(self, part: Any) -> Any:
+        """Return the whole batch that a part is of, of which the other parts may be missing.
+
+        Raises `MisfitError` if a leaf isn't an array or tensor that was made here.
+        """
+        known = self._wholes.get(id(part))
+        if known is not None:
+            return known[1]
+        inside = children(part)
+        if inside is None:
+            raise MisfitError(f"a {type_name(part)} is no array or tensor")
+        return rebuilt(part, [self.whole(one) for one in inside])
+
+    def _shape_of_all(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows = self._rows
+        if not shape or shape[0] != rows.end - rows.begin:
+            raise MisfitError(f"a part of {rows.end - rows.begin} rows has an array of shape {shape}")
+        return (rows.num_rows, *shape[1:])
+
+    def _part_of(self, whole: Any) -> Any:
+        part = whole[self._rows.begin : self._rows.end]
+        self._wholes[id(part)] = part, whole
+        return part

@@ -71,12 +71,12 @@ class Segment:
         """The bytes, as a buffer that doesn't keep the segment alive: its user must hold the segment, too."""
 
     @classmethod
-    def map(cls, descriptor: int, nbytes: int, flags: int) -> Segment:
-        """Return a mapping of a file's first bytes. The descriptor stays open.
+    def map(cls, descriptor: int, nbytes: int, flags: int, offset: int = 0) -> Segment:
+        """Return a mapping of a file from `offset` on, which is a multiple of the page size. The descriptor stays open.
 
         Raises `SharedMemoryFull` if the mapping failed.
         """
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
         if address in (None, _MAP_FAILED):
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
@@ -141,6 +141,32 @@ class Segment:
     def __del__(self) -> None:  # uses no global: at exit, the module's names may be gone
         if self.before_unmapping is None or self.before_unmapping():
             self._unmap()
+
+
+class SharedRows:
+    """The file of a batch that several workers build, in one of them. It grows as far as it is needed."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Write to this file. The caller closes it."""
+        self._descriptor = descriptor
+        self._segments: list[Segment] = []
+        """Keep what was returned mapped."""
+
+    def at(self, offset: int, nbytes: int, size: int) -> NDArray[np.uint8]:
+        """Return `(nbytes,) uint8` of the file, which is to have `size` bytes. Valid as long as this object exists.
+
+        Raises `SharedMemoryFull` if there is not enough memory.
+        """
+        if os.fstat(self._descriptor).st_size < size:
+            try:
+                os.posix_fallocate(self._descriptor, 0, size)  # others may do the same at the same time
+            except OSError as error:
+                raise reserving_failed(error, size, _LIMIT) from None
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._segments.append(Segment.map(self._descriptor, offset + nbytes - first, mmap.MAP_SHARED, first))
+        return self._segments[-1].array()[offset - first :]
 
 
 class PrivateSlots(RecycledSlots[Segment]):

@@ -66,6 +66,8 @@ class Samples:
 
     state: bytes | None = None
     """A packed `Snapshot` after the last batch, if one is due."""
+    can_split = False
+    """Whether parts of a batch can be fetched."""
 
     def __init__(self, seeding: Seeding) -> None:
         self.seeding = seeding
@@ -167,6 +169,7 @@ class PlannedSamples(Samples):
         self._definitions = definitions
         self._get_items: Any = getattr(dataset, "__getitems__", None)
         self._gives_single_samples = _has_own_get_item(dataset)
+        self.can_split = self._get_items is None and not hasattr(dataset, "state_dict")
         has_singles = self._gives_single_samples or self._get_items is None
         self.singles: Any = dataset if has_singles else _Singles(self._get_items)
         """Returns one sample for an index."""
@@ -181,6 +184,8 @@ class PlannedSamples(Samples):
         assert reader is not None, "use_plan comes first"
         is_planned = task.indices is None
         indices = reader.batch(task.epoch, task.step).indices.tolist() if is_planned else list(_keys_of(task))
+        if task.rows is not None:
+            indices = indices[task.rows.begin : task.rows.end]
         return self.fetch_indices(reader.plan.settings.order.seed, task.epoch, indices)
 
     def fetch_indices(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
@@ -355,6 +360,7 @@ class KeyedSamples(Samples):
         self._worker = worker
         self._get_items: Any = getattr(dataset, "__getitems__", None) if mode.auto_collation else None
         self._num_batches = 0
+        self.can_split = mode.auto_collation and self._get_items is None and not hasattr(dataset, "state_dict")
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:  # noqa: ARG002
         """Use another base seed from now on. Continue with the dataset's saved state, if there is one.
@@ -385,7 +391,7 @@ class KeyedSamples(Samples):
             listed = list(keys) if is_batch else [keys]
         except Exception as error:
             raise BuildError(FailureStage.FETCH) from harmless(error)
-        first = task.step << POSITION_BITS  # what the draws are keyed by is unique in the epoch
+        first = (task.step << POSITION_BITS) + (0 if task.rows is None else task.rows.begin)  # unique in the epoch
         self.seeding.begin(Fetching(self._seed, task.epoch, range(first, first + len(listed)), samples))
         try:
             if get_items:

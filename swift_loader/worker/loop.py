@@ -92,6 +92,8 @@ class TaskLoop:
         self._queue: deque[Task] = deque()
         self._plans: deque[messages.NewPlan] = deque()
         """Received plans that aren't used yet."""
+        self._rows: messages.Rows | None = None
+        """Those of the next task."""
 
     @property
     def has_tasks(self) -> bool:
@@ -108,13 +110,17 @@ class TaskLoop:
         task = self._queue.popleft()
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
-        if task.generation < newest:
-            self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
-        else:
-            answer = self._answer(task).pack()
-            failpoint(Failpoint.WORKER_AFTER_COMMIT)
-            self._channel.send(answer)
-            failpoint(Failpoint.WORKER_NOTIFIED)
+        try:
+            if task.generation < newest:
+                self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
+            else:
+                answer = self._answer(task).pack()
+                failpoint(Failpoint.WORKER_AFTER_COMMIT)
+                self._channel.send(answer)
+                failpoint(Failpoint.WORKER_NOTIFIED)
+        finally:
+            if task.rows is not None and task.rows.file >= 0:
+                os.close(task.rows.file)
 
     def refill(self, *, wait: bool) -> bool:
         """Read all waiting messages; with `wait`, block for one if there is no task.
@@ -134,9 +140,13 @@ class TaskLoop:
             self._take_in(received)
 
     def _take_in(self, received: Received) -> None:
+        frame = messages.unpack_frame(received.data)
+        if frame.kind is Kind.PART:
+            self._rows = messages.Rows.unpack(frame)
+            self._rows.file = received.descriptors[0] if received.descriptors else -1
+            return
         for descriptor in received.descriptors:
             os.close(descriptor)
-        frame = messages.unpack_frame(received.data)
         if frame.kind is Kind.PLAN:
             self._plans.append(messages.NewPlan.unpack(frame))
             return
@@ -147,6 +157,7 @@ class TaskLoop:
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
         task = Task.unpack(frame)
+        task.rows, self._rows = self._rows, None
         for slot in task.released:
             self._slots.release(slot)
         for slot in task.retired:

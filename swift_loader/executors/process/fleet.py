@@ -7,6 +7,7 @@ import select
 from collections import deque
 from functools import partial
 
+from swift_loader.batch.collate import collate_to_send, default_collate
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
 from swift_loader.executors.handle import Handle
@@ -23,6 +24,7 @@ from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.channel import new_epoll, new_eventfd
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.process import refuse_start
+from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec
 
 # Waits in epoll_wait(2) for worker processes, and uses no CPU while nothing happens.
@@ -127,6 +129,14 @@ class TemplateFleet(Fleet):
     def is_open(self) -> bool:
         """Whether processes may start."""
         return self.starter.is_open
+
+    @property
+    def can_split(self) -> bool:
+        """Whether the collate function writes rows, and what is drawn for a sample doesn't depend on the worker."""
+        options = self.spec.options
+        has_users = options.torch is not None and (options.torch.is_stream or options.torch.collate_functions)
+        collates = options.collate_fn in (None, default_collate, collate_to_send) and options.batch_encoder is None
+        return collates and not has_users and options.rng is Rng.SAMPLE
 
     @property
     def notice(self) -> str:
