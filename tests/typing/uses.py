@@ -22,6 +22,7 @@ from swift_loader import (
     LengthBucketBatchSampler,
     RayExecutor,
     SampleFailure,
+    SharedList,
     ShuffleBatchSampler,
     ShuffleSampler,
     SwiftLoader,
@@ -87,6 +88,14 @@ def swift_loader_is_used(options: dict[str, Any]) -> None:
     SwiftLoader(Images, uneven="padding")  # type: ignore[arg-type]
     SwiftLoader(Images, start_method="forkserver")  # type: ignore[arg-type]
     loader.batch_size = 64  # type: ignore[misc]
+
+
+def shared_lists_are_used(root: str) -> None:
+    paths = SharedList(f"{root}/{number}" for number in range(3))
+    assert_type(paths[0], str)
+    assert_type(paths[1:], list[str])
+    paths[0] = root  # type: ignore[index]
+    SwiftLoader(dataset=paths, shared=True, batch_size=2)
 
 
 def data_loader_is_used(state: dict[str, Any]) -> None:
