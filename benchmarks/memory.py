@@ -14,11 +14,12 @@ processes share are counted once. Each sample is read whole by a worker.
 The last column says how much more four workers take than one, without what four take more with the empty dataset, in
 percent of what one takes.
 
-- paths: the dataset has a list of 2 million paths of 60 characters. A sample reads one.
+- paths: the dataset has 2 million samples, and as many paths of 60 characters in a list. A sample reads one.
 - pairs: the same with tuples of a path and a number.
 
 These two iterate twice, with 1, 2, 4 and 8 workers, and measure after that. The memory is what is more than in the same
-run with 1,000 paths. The last column says how many copies that is: a copy is what a `SharedList` of them takes.
+run, with as many samples, over 1,000 paths. The last column says how many copies that is: a copy is what a `SharedList`
+of 2 million takes.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Strings:
 
 
 class Paths:
-    """A list of paths. A sample is the length of one."""
+    """Always as many samples: each is the length of one of the list's paths."""
 
     def __init__(self, part: str, length: int, form: Any = list) -> None:
         paths = (
@@ -171,10 +172,10 @@ class Paths:
         self.paths = form(paths if part == "paths" else ((path, number % 1000) for number, path in enumerate(paths)))
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return _NUM_STRINGS
 
     def __getitem__(self, index: int) -> int:
-        return len(self.paths[index])
+        return len(self.paths[index % len(self.paths)])
 
 
 def probe_list(part: str, form: str, num_workers: int, length: int) -> dict[str, float]:

@@ -39,7 +39,7 @@ _TRIMMED = 1 << 20
 _NUMBERS: dict[type, Any] = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(np.bool_)}
 _INT64 = range(-(1 << 63), 1 << 63)
 
-_HINT = "Keep what processes can't share (files, locks, connections) out of the list, or leave it an ordinary list"
+_HINT = "Keep files, locks and connections out of the list, or leave it an ordinary list, without shared=True"
 
 _Element_co = TypeVar("_Element_co", covariant=True)
 _State = tuple[SharedMemory, type, int, tuple[Any, ...]]
@@ -153,6 +153,7 @@ def _encode(objects: Iterable[Any], name: str, kind: type | None = None) -> _Sta
     def finished() -> _State:
         if kind not in _NUMBERS:
             pieces.appendleft(np.concatenate(lengths).cumsum().view(np.uint8))
+            lengths.clear()
         nbytes = sum(map(len, pieces))
         memory = SharedMemory((pieces.popleft() for _ in range(len(pieces))), nbytes)
         if nbytes >= _TRIMMED and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
