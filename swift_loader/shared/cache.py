@@ -6,6 +6,7 @@ that a file has the samples of this dataset.
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from operator import index as as_index
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
 from swift_loader.transport.encoder import CodeNeeded, Encoder
-from swift_loader.worker.seeding import DrawCheck
+from swift_loader.worker.seeding import fetched_without_draws
 
 _MEMORY = "memory"
 
@@ -43,8 +45,11 @@ _SHARE_OF_FREE = 0.75
 _NUM_COMPARED = 8
 _COMPARING_S = 0.25
 """No further sample is compared after this time."""
-_NUM_LOOKED_AT = 1 << 14
+_NUM_LOOKED_AT = 1 << 22
 """So many words of the index, in a row, are searched for samples to compare."""
+
+_NUM_WATCHED, _WATCH_EVERY = 64, 8
+"""The first samples that a process makes are watched for draws, then one of eight. It takes 80 us."""
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b", re.IGNORECASE)
 
@@ -99,19 +104,22 @@ def cached(
     num_samples = len(dataset)
     if where == _MEMORY:
         limit = min(limit, int(_SHARE_OF_FREE * available_memory()) or limit)
-        nbytes = data_offset(num_samples) + limit
-        memory = SharedMemory([new_file_bytes(num_samples)], nbytes)
+        memory = SharedMemory([new_file_bytes(num_samples)], data_offset(num_samples) + limit)
         if torch_distributed() is not None:
             facts = _facts_of(dataset, version)
             if all(facts.values()):
                 memory = shared_with_ranks(memory, f"cache {next(_number)} of {num_samples}: {facts}")
-        return CachedDataset(dataset, transform, Store.in_memory(memory, num_samples))
+        return CachedDataset(dataset, transform, Store(num_samples, memory.address.nbytes, memory))
     path = os.path.abspath(os.fspath(where))
     store = Store.in_file(path, num_samples, limit, _facts_of(dataset, version))
-    kept = CachedDataset(dataset, transform, store)
-    kept.compare(path)
+    different = _different_sample(dataset, store)
     store.rest()
-    return kept
+    if different is not None:
+        raise CacheMismatch(
+            f"the cache {path!r} has another sample {different} than the dataset makes now: the dataset has changed, "
+            f"or makes another one each time. Delete the file, or name another one in where="
+        )
+    return CachedDataset(dataset, transform, store)
 
 
 class CachedDataset:
@@ -123,6 +131,7 @@ class CachedDataset:
         self.transform = transform
         self._store = store
         self._as_views = False
+        self._num_made = 0
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample, transformed."""
@@ -138,11 +147,9 @@ class CachedDataset:
     def __len__(self) -> int:
         return self._store.num_samples
 
-    def as_views(self) -> CachedDataset:
-        """Return it with samples that are views of the cache, for code that only reads them; itself if it transforms.
-
-        The loader's own collate is such code: it copies each sample once, into the batch.
-        """
+    @property
+    def _swift_loader_views(self) -> CachedDataset:
+        """The same with samples that are views of memory, for the loader's own collate, which copies them."""
         if self.transform is not None:
             return self
         views = CachedDataset(self.dataset, None, self._store)
@@ -163,36 +170,16 @@ class CachedDataset:
             return sample
 
     def _make(self, index: int) -> Any:
-        check = DrawCheck()
-        with check:
-            sample = self.dataset[index]
-        if check.drew:
+        self._num_made += 1
+        if self._num_made > _NUM_WATCHED and self._num_made % _WATCH_EVERY:
+            return self.dataset[index]
+        sample, drew = fetched_without_draws(lambda: self.dataset[index])
+        if drew:
             raise ValueError(
                 f"sample {index} of a cached dataset, a {type_name(self.dataset)}, draws random numbers, which would "
                 f"be the same in each epoch. Move what is random from the dataset to cached(transform=...)"
             )
         return sample
-
-    def compare(self, path: str) -> None:
-        """Make some of the samples that are kept, and compare. Raises `CacheMismatch` if they differ."""
-        draw, num_samples = random.SystemRandom(), self._store.num_samples
-        begin = draw.randrange(max(1, num_samples - _NUM_LOOKED_AT))
-        kept = self._store.kept(begin, min(num_samples, begin + _NUM_LOOKED_AT)).tolist()
-        deadline_s = time.monotonic() + _COMPARING_S
-        for index in draw.sample(kept, min(_NUM_COMPARED, len(kept))):
-            packed = self._store.read(index)
-            with suppress(Exception):  # a dataset that can't be read any more; what is kept is used
-                sample = self._make(index)
-                if packed is not None and _digests(unpack(packed)) != _digests(sample):
-                    break
-            if time.monotonic() > deadline_s:
-                return
-        else:
-            return
-        raise CacheMismatch(
-            f"the cache {path!r} has another sample {index} than the dataset makes now: the dataset has changed, or "
-            f"makes another one each time. Delete the file, or name another one in where="
-        )
 
     def __repr__(self) -> str:
         store = self._store
@@ -200,11 +187,10 @@ class CachedDataset:
             len(store.kept(begin, min(begin + _NUM_LOOKED_AT, len(self))))
             for begin in range(0, len(self), _NUM_LOOKED_AT)
         )
-        nbytes, is_full = store.usage()
-        full = ", which is all that fits" if is_full else ""
+        place, limit = store.path or _MEMORY, store.end - data_offset(len(self))
         return (
-            f"<CachedDataset of {len(self):,} samples, {num_kept:,} of them kept in {store.place}: "
-            f"{nbytes_text(nbytes)}{full}>"
+            f"<CachedDataset of {len(self):,} samples, {num_kept:,} of them kept in {place}: "
+            f"{nbytes_text(store.nbytes())} of {nbytes_text(limit)}>"
         )
 
 
@@ -235,8 +221,34 @@ def unpack(packed: Packed) -> Any:
     return decode(packed.structure, packed.num_blocks, packed.data, _NO_DEFINITIONS)
 
 
+_GONE = object()
+
+
 def _digests(sample: Any) -> list[tuple[str, bytes]]:
     return [(path, digest_of(leaf)) for path, leaf in leaves_of(sample)]
+
+
+def _different_sample(dataset: Any, store: Store) -> int | None:
+    """Make some of the samples that are kept; return one that isn't what is kept."""
+    draw, deadline_s = random.SystemRandom(), time.monotonic() + _COMPARING_S
+    begin = draw.randrange(max(1, store.num_samples - _NUM_LOOKED_AT))
+    kept = store.kept(begin, min(store.num_samples, begin + _NUM_LOOKED_AT)).tolist()
+    for index in draw.sample(kept, min(_NUM_COMPARED, len(kept))):
+        packed = store.read(index)
+        sample: Any = _GONE
+        with suppress(Exception):
+            sample = copy.copy(dataset)[index]  # a copy, because it may open files, which a fork must not have
+        if packed is None or sample is _GONE:  # it can't be made any more, so what is kept is used
+            continue
+        try:
+            is_equal = _digests(unpack(packed)) == _digests(sample)
+        except Exception:
+            is_equal = False
+        if not is_equal:
+            return int(index)
+        if time.monotonic() > deadline_s:
+            break
+    return None
 
 
 # What tells one dataset from another ----------------------------------------------------------------------------------
@@ -248,11 +260,9 @@ def _facts_of(dataset: Any, version: str | int | None) -> Facts:
     if version is not None:
         return {**facts, "version": str(version)[:200]}
     attributes = {name: _digest(value) for name, value in getattr(dataset, "__dict__", {}).items()}
-    if not attributes:  # such as a list, or a tensor
-        return {**facts, "content": _digest(dataset)}
-    if len(attributes) > _MAX_NAMED:
-        return {**facts, "attributes": _digest(attributes)}
-    return facts | {f"attribute {name[:40]}": digest for name, digest in attributes.items()}
+    if len(attributes) <= _MAX_NAMED:
+        facts |= {f"attribute {name[:40]}": digest for name, digest in attributes.items()}
+    return {**facts, "content": _digest(dataset)}  # such as that of a list or a tensor
 
 
 _MAX_NAMED = 30
@@ -270,10 +280,10 @@ class _Content(pickle.Pickler):
 
 def _digest(value: Any) -> str:
     """Return the digest of an attribute; empty if it has none."""
-    stream = io.BytesIO()
+    digest = blake2b(digest_size=8)
     with suppress(Exception):  # locks, open files and the like are no part of what a sample is
-        _Content(stream, protocol=4).dump(value)
-        return blake2b(stream.getbuffer(), digest_size=8).hexdigest()
+        _Content(SimpleNamespace(write=digest.update), protocol=4).dump(value)
+        return digest.hexdigest()
     return ""
 
 

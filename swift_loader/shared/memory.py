@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import SharedMemoryFull, SharedMemoryLost
+from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull, SharedMemoryLost
 from swift_loader.ranks.agreement import default_store
 from swift_loader.ranks.ranks import torch_distributed
 from swift_loader.runtime import ProcessOwner
@@ -100,6 +100,8 @@ class SharedMemory:
         try:
             with explaining_limits():
                 descriptor = avoid_std_streams(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except NoDescriptorsLeft:
+            raise
         except OSError as error:
             raise SharedMemoryLost(
                 f"the shared memory of process {pid} can't be opened: {error.strerror}. That process must be on the "
@@ -135,7 +137,7 @@ def shared_with_ranks(memory: SharedMemory, key: str) -> SharedMemory:
     mine, known = json.dumps(memory.address), ""
     with suppress(Exception):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        place = f"swift_loader/{boot}/{os.getuid()}/{key}"
+        place = f"swift_loader/{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}/{key}"
         while (known := default_store(distributed).compare_set(place, known, mine).decode()) != mine:
             with suppress(SharedMemoryLost):  # it is gone, so the next round puts this one in its place
                 address = Address(*json.loads(known))

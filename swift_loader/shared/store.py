@@ -41,7 +41,7 @@ from swift_loader.errors import CacheCorrupt, CacheMismatch
 from swift_loader.shared.memory import SharedMemory
 from swift_loader.transport.channel import avoid_std_streams, explaining_limits
 from swift_loader.transport.failpoints import Failpoint, failpoint
-from swift_loader.transport.segments import Segment, write_pieces
+from swift_loader.transport.segments import write_pieces
 
 Facts = dict[str, Any]
 """What a file says about the dataset whose samples it has: plain JSON types."""
@@ -50,8 +50,8 @@ _MAGIC = b"swiftldr"
 _FORMAT = 1
 """Raise it when the layout changes, or how `transport.codec` rebuilds arrays and tensors."""
 
-_READABLE = frozenset({"class", "length", "version"})
-"""Of the facts; the others are digests."""
+_READABLE = ("class", "length", "version")
+"""Those of the facts that are no digests."""
 
 _HEADER = struct.Struct("<8sIIQI")
 """Magic, checksum of the rest, format, number of samples, length of the facts, which follow."""
@@ -59,8 +59,8 @@ _CHECKED_AT = len(_MAGIC) + 4
 _MAX_HEADER_BYTES = 4096
 """One page, so that a kill leaves all or nothing of it."""
 
-_CURSOR = struct.Struct("<QQQ")
-"""Where the next entry goes, the same with all bits flipped, and whether an entry didn't fit."""
+_CURSOR = struct.Struct("<QQ")
+"""Where the next entry goes, and the same with all bits flipped."""
 _CURSOR_AT = _MAX_HEADER_BYTES
 _INDEX_AT = _CURSOR_AT + 4096
 _WORD = struct.Struct("<Q")
@@ -114,7 +114,7 @@ class _Here:
         self.claimed: dict[int, int] = {}
         """Which thread makes a sample, by index."""
         self.is_full = False
-        """Whether a sample didn't fit."""
+        """Whether a sample of this process didn't fit."""
         self.patience_s = _PATIENCE_S
         """How long to wait for another process that makes a sample; 0 after this was in vain once."""
 
@@ -126,27 +126,20 @@ class _Here:
 class Store:
     """The entries of one dataset. Any thread of any process; a fork and a pickle of it have the same file."""
 
-    def __init__(
-        self, num_samples: int, nbytes: int, memory: SharedMemory | None, path: str = "", salt: int = 0
-    ) -> None:
-        """Use a file that exists. It gets at most `nbytes` of entries.
+    def __init__(self, num_samples: int, end: int, memory: SharedMemory | None, path: str = "", salt: int = 0) -> None:
+        """Use a file that exists, of at most `end` bytes: memory that `new_file_bytes` begins, or one with a path.
 
-        `path`, `salt`: if it isn't memory. Entries of a file with another salt count as damaged.
+        Entries of a file with another `salt` count as damaged.
         """
         self.num_samples = num_samples
-        self._path, self._salt = path, salt
+        self.end = end
+        self.path, self._salt = path, salt
         self._memory = memory
-        self._end = data_offset(num_samples) + nbytes
         self._here: dict[int, _Here] = {}
         """By process."""
         self._identity: tuple[int, int] | None = None
         """Of the file with this path: device and inode."""
-        self._open_views()
-
-    @classmethod
-    def in_memory(cls, memory: SharedMemory, num_samples: int) -> Store:
-        """Return the store in a memory that `new_file_bytes` begins, or that other ranks use, too."""
-        return cls(num_samples, memory.address.nbytes - data_offset(num_samples), memory)
+        self._open_index()
 
     @classmethod
     def in_file(cls, path: str, num_samples: int, nbytes: int, facts: Facts) -> Store:
@@ -164,22 +157,19 @@ class Store:
                 _check_facts(path, {"length": found, **found_facts}, {"length": num_samples, **facts})
                 begin = data_offset(num_samples)
                 if os.fstat(descriptor).st_size < begin:  # new, or its maker was killed here
-                    _set_cursor(descriptor, begin, is_full=False)
+                    os.pwrite(descriptor, _pack_cursor(begin), _CURSOR_AT)
                     os.ftruncate(descriptor, begin)
-                _set_cursor(descriptor, _cursor(descriptor, path)[0], is_full=False)  # there may be space now
         finally:
             os.close(descriptor)
-        return cls(num_samples, nbytes, None, path, crc32(header))
+        return cls(num_samples, begin + nbytes, None, path, crc32(header))
 
     # What each process has of it
 
-    def _open_views(self) -> None:
-        self._segment: Segment | None = None
-        """Of a file on a disk, for views; None: nobody has asked for one."""
-        self._bytes = None if self._memory is None else self._memory.bytes
-        self._index = None
-        if self._bytes is not None:
-            self._index = self._bytes[_INDEX_AT : _INDEX_AT + 8 * self.num_samples].data.cast("Q")
+    def _open_index(self) -> None:
+        self._index: Any = None
+        """Of memory. Of a file, each word is read with a system call."""
+        if self._memory is not None:
+            self._index = self._memory.bytes[_INDEX_AT : data_offset(self.num_samples)].data.cast("Q")
 
     def _here_now(self) -> _Here:
         here = self._here.get(os.getpid())
@@ -195,37 +185,32 @@ class Store:
         if self._memory is not None:
             return self._memory.open()
         with explaining_limits():
-            descriptor = avoid_std_streams(os.open(self._path, os.O_RDWR | os.O_CLOEXEC))
+            descriptor = avoid_std_streams(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
         status = os.fstat(descriptor)
         self._identity = self._identity or (status.st_dev, status.st_ino)
         if self._identity != (status.st_dev, status.st_ino):
             os.close(descriptor)
-            raise CacheMismatch(f"the cache {self._path!r} was replaced by another file; start the program again")
+            raise CacheMismatch(f"the cache {self.path!r} was replaced by another file; start the program again")
         return descriptor
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_here", "_segment", "_bytes", "_index")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        return {name: value for name, value in vars(self).items() if name not in ("_here", "_index")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _here={})
-        self._open_views()
+        self._open_index()
 
     # Reading
 
-    @property
-    def place(self) -> str:
-        """Where it is."""
-        return repr(self._path) if self._path else "memory"
-
-    def usage(self) -> tuple[int, bool]:
-        """Return how many bytes of entries it has, and whether another one didn't fit."""
-        end, is_full = self._state()
-        return end - data_offset(self.num_samples), is_full
+    def nbytes(self) -> int:
+        """Return how many bytes of entries it has."""
+        here = self._here_now()
+        with here.guard, _locked(here.descriptor):
+            return self._cursor(here) - data_offset(self.num_samples)
 
     @property
     def is_full(self) -> bool:
-        """Whether an entry of this process didn't fit."""
+        """Whether a sample of this process didn't fit, so it tries no other one."""
         return self._here_now().is_full
 
     def kept(self, begin: int, end: int) -> NDArray[np.intp]:
@@ -236,7 +221,7 @@ class Store:
     def read(self, index: int, *, as_view: bool = False) -> Packed | None:
         """Return a copy of a sample's bytes; None if it isn't there or its entry is damaged.
 
-        `as_view`: not a copy. Nobody may write to it. It is valid as long as this object.
+        `as_view`: from memory, not a copy. Nobody may write to it. It is valid as long as this object.
         """
         word = self._word(index)
         if not word:
@@ -244,7 +229,7 @@ class Store:
         offset, nbytes = (word >> _LENGTH_BITS) * _UNIT, (word & ((1 << _LENGTH_BITS) - 1)) * _UNIT
         if nbytes < _UNIT:
             return None
-        entry = self._view(offset, nbytes) if as_view else self._copy(offset, nbytes)
+        entry = self._copy(offset, nbytes, as_view=as_view)
         if entry is None:
             return None
         found, num_data, num_structure, num_blocks = _HEAD.unpack_from(entry.data)
@@ -257,13 +242,14 @@ class Store:
 
     def _word(self, index: int) -> int:
         if self._index is not None:
-            return self._index[index]
+            return int(self._index[index])
         word = os.pread(self._here_now().descriptor, _WORD.size, _INDEX_AT + _WORD.size * index)
         return int(_WORD.unpack(word)[0]) if len(word) == _WORD.size else 0
 
-    def _copy(self, offset: int, nbytes: int) -> NDArray[np.uint8] | None:
-        if self._memory is not None and self._bytes is not None:  # takes half as long as a system call
-            return np.array(self._bytes[offset : offset + nbytes])
+    def _copy(self, offset: int, nbytes: int, *, as_view: bool) -> NDArray[np.uint8] | None:
+        if self._memory is not None:  # takes half as long as a system call
+            view = self._memory.bytes[offset : offset + nbytes]
+            return view if as_view else view.copy()
         descriptor, entry, done = self._here_now().descriptor, np.empty(nbytes, np.uint8), 0
         while done < nbytes:
             count = os.preadv(descriptor, [entry[done:].data], offset + done)
@@ -271,16 +257,6 @@ class Store:
                 return None
             done += count
         return entry
-
-    def _view(self, offset: int, nbytes: int) -> NDArray[np.uint8] | None:
-        end, descriptor = offset + nbytes, self._here_now().descriptor
-        if self._bytes is None:
-            self._segment = Segment.map(descriptor, self._end, mmap.MAP_SHARED)
-            self._bytes = self._segment.array()
-        # Another run may have a larger limit. Of a file that has become shorter, a mapping would raise SIGBUS.
-        if end > len(self._bytes) or end > os.fstat(descriptor).st_size:
-            return self._copy(offset, nbytes)
-        return self._bytes[offset:end]
 
     # Writing
 
@@ -298,7 +274,8 @@ class Store:
             yield is_ours
         finally:
             if here.claimed.get(index) == threading.get_ident():
-                _unlock(here.descriptor, position)
+                with suppress(OSError):
+                    _unlock(here.descriptor, position)
                 del here.claimed[index]
 
     def write(self, index: int, pieces: list[NDArray[np.uint8]], structure: bytes, num_blocks: int) -> None:
@@ -329,26 +306,28 @@ class Store:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            self._give_up(here)
+            here.is_full = True
             return
         failpoint(Failpoint.CACHE_PUBLISHED)
 
     def _allocate(self, here: _Here, nbytes: int) -> int | None:
         """Return the offset of so many bytes that are nobody else's; None if there is no space for them."""
+        if nbytes > _MAX_ENTRY_BYTES:
+            return None
         with here.guard, _locked(here.descriptor):
-            offset, here.is_full = self._state()
-            if not here.is_full:
-                here.is_full = nbytes > _MAX_ENTRY_BYTES or offset + nbytes > min(self._end, MAX_FILE_BYTES)
-                _set_cursor(here.descriptor, offset if here.is_full else offset + nbytes, is_full=here.is_full)
-        return None if here.is_full else offset
+            offset = self._cursor(here)
+            here.is_full = offset + nbytes > min(self.end, MAX_FILE_BYTES)
+            if here.is_full:
+                return None
+            os.pwrite(here.descriptor, _pack_cursor(offset + nbytes), _CURSOR_AT)
+        return offset
 
-    def _give_up(self, here: _Here) -> None:
-        with here.guard, _locked(here.descriptor), suppress(OSError):  # where writing again needs space, too
-            here.is_full = True
-            _set_cursor(here.descriptor, self._state()[0], is_full=True)
-
-    def _state(self) -> tuple[int, bool]:
-        return _cursor(self._here_now().descriptor, self._path or "in memory")
+    def _cursor(self, here: _Here) -> int:
+        data = os.pread(here.descriptor, _CURSOR.size, _CURSOR_AT)
+        end, flipped = _CURSOR.unpack(data) if len(data) == _CURSOR.size else (0, 0)
+        if end ^ flipped != _FLIPPED:
+            raise CacheCorrupt(f"the cache {self.path!r} is damaged: nothing tells where its entries end; delete it")
+        return int(end)
 
 
 # The parts of the file ------------------------------------------------------------------------------------------------
@@ -361,9 +340,8 @@ def data_offset(num_samples: int) -> int:
 
 def new_file_bytes(num_samples: int) -> NDArray[np.uint8]:
     """Return what a new file in memory begins with."""
-    end = data_offset(num_samples)
-    cursor = _CURSOR.pack(end, end ^ _FLIPPED, 0)
-    return np.frombuffer(_pack_header(num_samples, {}).ljust(_CURSOR_AT, b"\0") + cursor, np.uint8)
+    header = _pack_header(num_samples, {}).ljust(_CURSOR_AT, b"\0")
+    return np.frombuffer(header + _pack_cursor(data_offset(num_samples)), np.uint8)
 
 
 def _pack_header(num_samples: int, facts: Facts) -> bytes:
@@ -390,7 +368,7 @@ def _unpack_header(header: bytes, path: str) -> tuple[int, Facts]:
 
 
 def _check_facts(path: str, found: Facts, wanted: Facts) -> None:
-    for name in {**wanted, **found}:
+    for name in dict.fromkeys((*_READABLE, *wanted, *found)):
         there, here = found.get(name), wanted.get(name)
         if there != here:
             text = f"its {name} is {there!r}, not {here!r}" if name in _READABLE else f"another {name}"
@@ -400,16 +378,8 @@ def _check_facts(path: str, found: Facts, wanted: Facts) -> None:
             )
 
 
-def _cursor(descriptor: int, path: str) -> tuple[int, bool]:
-    data = os.pread(descriptor, _CURSOR.size, _CURSOR_AT)
-    end, flipped, is_full = _CURSOR.unpack(data) if len(data) == _CURSOR.size else (0, 0, 0)
-    if end ^ flipped != _FLIPPED:
-        raise CacheCorrupt(f"the cache {path!r} is damaged: nothing tells where its entries end; delete it")
-    return end, bool(is_full)
-
-
-def _set_cursor(descriptor: int, end: int, *, is_full: bool) -> None:
-    os.pwrite(descriptor, _CURSOR.pack(end, end ^ _FLIPPED, is_full), _CURSOR_AT)
+def _pack_cursor(end: int) -> bytes:
+    return _CURSOR.pack(end, end ^ _FLIPPED)
 
 
 def _checksum(entry: NDArray[np.uint8], salt: int) -> int:
@@ -428,13 +398,10 @@ def _claim(here: _Here, index: int, position: int) -> bool:
     thread = threading.get_ident()
     if here.claimed.setdefault(index, thread) != thread:
         return False
-    is_ours = False
-    try:
-        is_ours = _lock(here.descriptor, position)
-    finally:
-        if not is_ours:
-            del here.claimed[index]
-    return is_ours
+    if _lock(here.descriptor, position):  # if a signal handler raises here, the end of `Store.claim` gives it up
+        return True
+    del here.claimed[index]
+    return False
 
 
 def _lock(descriptor: int, position: int, *, wait: bool = False) -> bool:
@@ -464,4 +431,5 @@ def _locked(descriptor: int) -> Iterator[None]:
         _lock(descriptor, _LOCKS_AT, wait=True)
         yield
     finally:
-        _unlock(descriptor, _LOCKS_AT)
+        with suppress(OSError):  # of a file system without locks, `_lock` has told
+            _unlock(descriptor, _LOCKS_AT)

@@ -139,6 +139,8 @@ class BatchBuilder:
         they raise isn't the user's code's.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
+        if options.has_own_collate:
+            dataset = getattr(dataset, "_swift_loader_views", dataset)
         self.definitions = definitions
         """Numbered as in the trainer."""
         self._encoder = BatchEncoder(definitions)

@@ -18,7 +18,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -250,11 +250,6 @@ class Fetching:
         self._number = -1
         self._generator: np.random.Generator | None = None
 
-    @property
-    def has_generator(self) -> bool:
-        """Whether `sample_rng` was called."""
-        return self._generator is not None
-
     def generator(self) -> np.random.Generator:
         """Return the generator of the sample that is being fetched; after the last sample, the batch's generator."""
         number = len(self.samples)
@@ -335,24 +330,21 @@ def sample_rng() -> np.random.Generator:
     return np.random.default_rng() if fetching is None else fetching.generator()
 
 
-class DrawCheck:
-    """Tells whether a block of this thread that fetches a sample draws random numbers, or asks for `sample_rng()`.
+def fetched_without_draws(fetch: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return a sample, and whether fetching it drew random numbers or asked for `sample_rng()`.
 
     Threads share the global generators, so on a worker thread only `sample_rng()` is watched.
     """
-
-    def __enter__(self) -> DrawCheck:
-        self._outer = _of_thread.is_worker, _of_thread.current
-        self._before = None if _of_thread.is_worker else snapshot_generators()
-        self._fetching = Fetching(0, 0, [0], [])
-        key_this_thread(self._fetching)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _of_thread.is_worker, _of_thread.current = self._outer
-        moved = self._before is not None and snapshot_generators()[: len(self._before)] != self._before
-        self.drew = moved or self._fetching.has_generator
-        """Whether it did."""
+    outer = _of_thread.is_worker, _of_thread.current
+    before = None if _of_thread.is_worker else snapshot_generators()
+    fetching = Fetching(0, 0, [0], [], in_bulk=True)
+    try:
+        key_this_thread(fetching)
+        sample = fetch()
+    finally:
+        _of_thread.is_worker, _of_thread.current = outer
+    moved = before is not None and snapshot_generators()[: len(before)] != before
+    return sample, moved or fetching.drew_in_bulk
 
 
 @contextmanager

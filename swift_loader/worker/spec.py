@@ -11,6 +11,7 @@ from enum import Enum
 from types import FunctionType
 from typing import Any
 
+from swift_loader.batch.collate import collate_to_send, default_collate
 from swift_loader.checks import check_callable, check_choice, check_flag, option
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import is_importable
@@ -97,6 +98,12 @@ class WorkerOptions:
         init_fn = self.torch and self.torch.worker_init_fn
         own = modules_of(self.dataset_class, type(self.dataset), self.collate_fn, self.batch_encoder, init_fn)
         return own if self.torch is None else (*own, "torch.utils.data")
+
+    @property
+    def has_own_collate(self) -> bool:
+        """Whether only the loader's own collate sees the samples of a batch. It copies them."""
+        users = self.torch is not None and (self.torch.is_stream or self.torch.collate_functions)
+        return self.collate_fn in (None, default_collate, collate_to_send) and not self.batch_encoder and not users
 
     def make_dataset(self) -> Any:
         """Return the dataset. Its class runs here, after the global generators are seeded."""

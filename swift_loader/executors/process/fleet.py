@@ -7,7 +7,6 @@ import select
 from collections import deque
 from functools import partial
 
-from swift_loader.batch.collate import collate_to_send, default_collate
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
 from swift_loader.executors.handle import Handle
@@ -133,10 +132,7 @@ class TemplateFleet(Fleet):
     @property
     def can_split(self) -> bool:
         """Whether the collate function writes rows, and what is drawn for a sample doesn't depend on the worker."""
-        options = self.spec.options
-        has_users = options.torch is not None and (options.torch.is_stream or options.torch.collate_functions)
-        collates = options.collate_fn in (None, default_collate, collate_to_send) and options.batch_encoder is None
-        return collates and not has_users and options.rng is Rng.SAMPLE
+        return self.spec.options.has_own_collate and self.spec.options.rng is Rng.SAMPLE
 
     @property
     def notice(self) -> str:
