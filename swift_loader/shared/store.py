@@ -77,7 +77,7 @@ MAX_FILE_BYTES = _UNIT * ((1 << 64 - _LENGTH_BITS) - 1)
 _HEAD = struct.Struct("<QQQQ")
 """Of an entry: the sample's index, the lengths of bulk data and structure, the number of blocks. Then a checksum."""
 
-_WEIGHTS = np.arange(1 << 16, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+_WEIGHTS = np.arange(1 << 13, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
 """Odd numbers that look random, so that each change of a single 64-bit word changes their sum of products."""
 
 _LOCKS_AT = 1 << 62
