@@ -2,9 +2,11 @@
 
     python benchmarks/scheduler.py [--rounds 9] [--workers 1,8,...] [--json FILE]
 
-Two tables. The first has the real time in the scheduler per batch: for the worker's answer, and for the loop that takes
-the batch. The workers live in virtual time, and their build times vary; the numbers of workers take turns. The second
-has the time for the indices of a batch and for a resume, the memory of the plan, and the size of the saved state.
+Three tables. The first has the real time in the scheduler per batch: for the worker's answer, and for the loop that
+takes the batch. The workers live in virtual time, and their build times vary; the numbers of workers take turns. The
+second has the rate in order as a share of that in completion order, if one sample in twenty takes 50 times as long as
+the others, with two and three batches in flight per worker, and with two that are built in parts. The third has the
+time for the indices of a batch and for a resume, the memory of the plan, and the size of the saved state.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -25,11 +28,13 @@ from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position,
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.messages import Action, Answered, Event, Ready, Send
+from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
 
 NUM_WORKERS = (1, 8, 64, 256, 1024, 2048)
+NUM_HEAVY = (8, 16, 64)
 RUNS = ((10**6, 1), (10**9, 64), (10**12, 4096))
 """(samples, ranks)"""
 
@@ -108,6 +113,69 @@ class TimedScheduler:
     def _build(self, worker: int) -> None:
         build_s = _BUILD_S * self._random.lognormvariate(0.0, _BUILD_SIGMA)
         heappush(self._ends, (self._now_s + build_s, worker, build_s))
+
+
+_HEAVY_SIZE, _SLOW_SHARE, _SLOW_FACTOR, _SAMPLE_S = 32, 0.05, 50, 0.002
+_HEAVY = (("2 per worker", 2, False), ("2, in parts", 2, True), ("3 per worker", 3, False))
+
+
+class HeavyTailed:
+    """The same, with batches of samples of which some take far longer. A batch may be built in parts."""
+
+    def __init__(self, num_workers: int, per_worker: int, *, in_order: bool, in_parts: bool) -> None:
+        limits = Limits.of(max(10, per_worker * num_workers), None, 64, num_workers, in_order=in_order)
+        splits = Splits() if in_parts else None
+        self._scheduler = Scheduler(SchedulerSettings(limits, 100, num_workers=num_workers, splits=splits))
+        settings = replace(PlanSettings.of_seed(0), batch_size=_HEAVY_SIZE)
+        plan = Plan.of(_NUM_STEPS * _HEAVY_SIZE, settings)
+        self._scheduler.begin(PlannedSource(plan, 0, 0), keeps_meaning=True)
+        self._now_s = 0.0
+        self._tasks: list[deque[Send]] = [deque() for _ in range(num_workers)]
+        self._ends: list[tuple[float, int, float]] = []
+        for worker in range(num_workers):
+            self._scheduler.handle(Ready(worker, worker), self._now_s)
+            self._carry_out()
+
+    def rate(self, num_batches: int) -> float:
+        """Let the loop take some batches, then so many more. Return how many of those it takes per second."""
+        num_taken, began_s = -num_batches // 4, 0.0
+        while num_taken < num_batches:
+            self._now_s, worker, build_s = heappop(self._ends)
+            task = self._tasks[worker].popleft()
+            if self._tasks[worker]:
+                self._build(worker)
+            answer = Answered(worker, task.generation, task.sequence, "the batch", build_s=build_s)
+            self._scheduler.handle(answer, self._now_s)
+            self._carry_out()
+            while self._scheduler.ledger.deliver() is not None:
+                num_taken += 1
+                began_s = self._now_s if num_taken == 0 else began_s
+                self._carry_out()
+        return num_batches / (self._now_s - began_s)
+
+    def _carry_out(self) -> None:
+        for task in self._scheduler.decide(self._now_s):
+            assert isinstance(task, Send), "no worker ends"
+            self._tasks[task.worker].append(task)
+            if len(self._tasks[task.worker]) == 1:
+                self._build(task.worker)
+
+    def _build(self, worker: int) -> None:
+        work = self._tasks[worker][0].work
+        rng = random.Random(work.step)
+        samples = [_SAMPLE_S * (_SLOW_FACTOR if rng.random() < _SLOW_SHARE else 1) for _ in range(_HEAVY_SIZE)]
+        build_s = sum(samples if work.part is None else samples[work.part.begin : work.part.end])
+        heappush(self._ends, (self._now_s + build_s, worker, build_s))
+
+
+def measure_order(numbers: Sequence[int]) -> list[Result]:
+    results = []
+    for number in numbers:
+        best = HeavyTailed(number, 2, in_order=False, in_parts=False).rate(200 * number)
+        for name, per_worker, in_parts in _HEAVY:
+            rate = HeavyTailed(number, per_worker, in_order=True, in_parts=in_parts).rate(200 * number)
+            results.append(Result(f"{number} workers", name, "share", [rate / best]))
+    return results
 
 
 class LargeRun:
@@ -208,11 +276,15 @@ def main() -> None:
     rows = [[*result.as_cells(), format_number(2e6 / result.median)] for result in batches]
     print(format_table(["workers", "order", "median", "min", "max", "unit", "events/s"], rows), flush=True)
 
+    orders = measure_order(NUM_HEAVY)
+    print()
+    print(format_table(["workers", "in flight", "median", "min", "max", "unit"], [one.as_cells() for one in orders]))
+
     plans = measure_plans(arguments.rounds)
     print()
     print(format_table(["run", "what", "median", "min", "max", "unit"], [result.as_cells() for result in plans]))
     if arguments.json:
-        write_json(arguments.json, machine, vars(arguments), batches + plans)
+        write_json(arguments.json, machine, vars(arguments), batches + orders + plans)
 
 
 if __name__ == "__main__":

@@ -162,8 +162,7 @@ def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: float = math
 def _held(thing: Any, max_items: float) -> list[Any]:
     """Return the items and attributes of an object that may hold something."""
     items = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, _COLLECTIONS) else ()
-    if max_items < math.inf and items and len(items) > max_items:
-        items = ()
+    items = items if len(items) <= max_items else ()
     if type(thing) in _PLAIN:
         return [] if _EMPTY.issuperset(map(type, items)) else [part for part in items if type(part) not in _EMPTY]
     held = [*items, *getattr(thing, "__dict__", {}).values()]

@@ -38,18 +38,7 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 """The options that the installed torch knows."""
 
 _OWN = frozenset(
-    (
-        "_workers",
-        "_pool",
-        "_splits",
-        "_why_no_fork",
-        "_latest",
-        "_prepared",
-        "_iterator",
-        "_votes",
-        "_observer",
-        "_changing",
-    )
+    ("_workers", "_pool", "_why_no_fork", "_latest", "_prepared", "_iterator", "_votes", "_observer", "_changing")
 )
 """What belongs to the epochs of one loader, and isn't copied."""
 

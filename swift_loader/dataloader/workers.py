@@ -173,12 +173,7 @@ class LoaderWorkers:
     """
 
     def __init__(
-        self,
-        worker_options: WorkerOptions,
-        delivery: DeliveryOptions,
-        base_seed: int,
-        metrics: Metrics,
-        splits: Splits,
+        self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, metrics: Metrics, splits: Splits
     ) -> None:
         """Start the workers, and wait until there is a dataset for them.
 
@@ -214,10 +209,9 @@ class LoaderWorkers:
             dataset = _copied(given) if worker_options.dataset_per_worker else given
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
-        can_split = self.fleet is not None and self.fleet.can_split
-        settings = replace(
-            delivery.scheduling, limits=self.limits, replaces_stalled=False, splits=splits if can_split else None
-        )
+        settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
+        if self.fleet is not None and self.fleet.can_split:
+            settings = replace(settings, splits=splits)
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""

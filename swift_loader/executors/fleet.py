@@ -75,13 +75,10 @@ class Fleet(ABC):
         """Events, and workers that have no pipe and may have answered."""
         self.generation = 0
         """The current one."""
+        self.can_split = False
+        """Whether several workers can build a batch together, as far as is known before it is tried."""
         self.notices: deque[str] = deque()
         """Gets warnings for the user that come while the loop runs, on any thread."""
-
-    @property
-    def can_split(self) -> bool:
-        """Whether several workers can build a batch together, as far as is known before it is tried."""
-        return False
 
     @property
     def notice(self) -> str:

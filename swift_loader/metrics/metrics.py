@@ -24,9 +24,6 @@ from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.messages import Send
 from swift_loader.transport.messages import Batch
 
-NOT_MEASURED = -1
-"""A run delay that wasn't measured."""
-
 NOT_NOTED = -1
 """Stands for the number of a batch that isn't in the timeline."""
 
@@ -122,21 +119,20 @@ class Metrics:
 
     # The loop's thread
 
-    def join_arrivals(self, parts: Sequence[Arrival | None], decode_ns: int) -> Arrival | None:
+    def join_arrivals(self, parts: Sequence[Any], decode_ns: int) -> Arrival | None:
         """Record a batch that several workers built. It took from the first begin to the last end; work is summed.
 
         `parts`: what `note_arrival` returned. Returns the same of the batch. The worker is that of the first part.
         """
-        arrivals = [part for part in parts if part is not None]
-        if len(arrivals) < len(parts):
+        if None in parts:
             return None
         epoch, step, worker_id, num_samples, nbytes, sent, began, *work, delay, received, decode = zip(
-            *arrivals, strict=True
+            *parts, strict=True
         )
         self._built.append(sum(num_samples))
         where = epoch[0], step[0], worker_id[0], sum(num_samples), max(nbytes), min(sent), min(began)
-        delay_ns = NOT_MEASURED if min(delay) < 0 else sum(delay)
-        return (*where, *map(sum, work), delay_ns, max(received), sum(decode) + decode_ns)
+        is_measured = min(delay) >= 0
+        return (*where, *map(sum, work), sum(delay) if is_measured else -1, max(received), sum(decode) + decode_ns)
 
     def note_asked(self, asked_ns: int) -> None:
         """Record that the loop asks for a batch. The first time, a pass begins."""

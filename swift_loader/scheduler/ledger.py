@@ -151,34 +151,28 @@ class Ledger:
 
     def _split_of(self, work: Work, source: WorkSource) -> Split | None:
         """Return in which parts a batch is built; None: as a whole."""
-        num_rows, num_batches = source.size_of(work) if self._splits.is_on else (0, 0)
-        if not num_rows:
-            return None
+        num_rows, num_batches = source.size_of(work)
         num_batches = min(num_batches, self._limits.max_in_flight)
-        self._is_short = num_batches < self.num_workers
+        self._is_short = self._splits.is_on and num_rows > 0 and num_batches < self.num_workers
+        is_first, queues = not self._next_sequence, self.queues
         num_parts = self._splits.num_parts(
-            num_rows,
-            self.num_workers,
-            self.queues.fastest_build_s,
-            num_batches,
-            is_first=not self._next_sequence,
-            varies=self.queues.varies,
+            num_rows, self.num_workers, queues.fastest_build_s, num_batches, is_first=is_first, varies=queues.varies
         )
         whole = work._replace(worker_id=None) if isinstance(work, IndexWork) else work
         return Split(whole, [num_rows * i // num_parts for i in range(num_parts + 1)]) if num_parts > 1 else None
 
     def _assign_part(self, split: Split) -> Send | None:
         """Send the next part of a batch, if a worker has nothing to do."""
-        serial = self.queues.pick_idle()
-        if serial is None:
+        serial, part = self.queues.pick_idle(), split.next_part()
+        if serial is None or part is None:
             return None
-        work = cut(split.work, split.next_part())
-        part = self._batches[self._next_sequence] = Delivery(work, self._next_sequence, split=split)
+        work, sequence = cut(split.work, part), self._next_sequence
         self._next_sequence += 1
-        self._num_extra += bool(split.parts)
-        split.parts.append(part)
-        self._open, self._planned = None if split.is_assigned else split, None
-        return self._send(serial, part, work)
+        self._num_extra += bool(split.sequences)
+        split.sequences.append(sequence)
+        self._open, self._planned = split if split.next_part() else None, None
+        self._batches[sequence] = delivery = Delivery(work, sequence, split=split)
+        return self._send(serial, delivery, work)
 
     def _assign_lost(self) -> Send | None:
         """Send a lost batch again: the loop waits for it. O(worker ids)."""
@@ -222,10 +216,10 @@ class Ledger:
         batch.state = BatchState.READY
         first = batch
         if split is not None:
-            split.num_ready += 1
+            split.arrivals.append(answer.arrival)
             if not split.is_ready:
                 return batch
-            first = split.parts[0]
+            first = self._batches[split.sequences[0]]
         self.ready[first.sequence] = first
         if not self._limits.in_order and batch.work is not None:
             ready = self._ready_by_epoch.get(batch.work.epoch)
@@ -238,12 +232,10 @@ class Ledger:
     def _rebuild(self, split: Split, part: Delivery) -> None:
         """Have a batch built as a whole, in the place of this part. Nobody needs the other parts any more."""
         self._splits.is_on = False
-        self._num_extra -= len(split.parts) - 1
-        for other in split.parts:
+        self._num_extra -= len(split.sequences) - 1
+        for other in [self._batches.pop(one) for one in split.sequences if one != part.sequence]:
             if other.state is BatchState.READY:
                 self.queues.note_delivered(other.worker)
-            if other is not part:
-                del self._batches[other.sequence]
         self._open, split.memory = None if self._open is split else self._open, None
         self._batches[part.sequence] = Delivery(split.work, part.sequence, part.worker, BatchState.LOST)
         lost = [one for sequences in self._lost.values() for one in sequences if one in self._batches]
@@ -309,9 +301,11 @@ class Ledger:
         del self._batches[batch.sequence], self.ready[batch.sequence]
         if batch.sequence == self._first_sequence:
             self._first_sequence += 1
-        if batch.split is not None:
-            self._note_delivered(batch.split)
-            batch.work = batch.split.work
+        if (split := batch.split) is not None:
+            batch.work = split.work
+            self._num_extra -= len(split.sequences) - 1
+            for sequence in split.sequences[1:]:
+                self.queues.note_delivered(self._batches.pop(sequence).worker)
         work = batch.work
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()
@@ -321,13 +315,6 @@ class Ledger:
         if isinstance(work, StreamWork):
             self._pass_void()
         return batch
-
-    def _note_delivered(self, split: Split) -> None:
-        """Remove the parts of a batch but the first."""
-        self._num_extra -= len(split.parts) - 1
-        for part in split.parts[1:]:
-            del self._batches[part.sequence]
-            self.queues.note_delivered(part.worker)
 
     @property
     def may_assign(self) -> bool:
@@ -353,7 +340,8 @@ class Ledger:
         If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
         """
         batch = self._first()
-        parts = [] if batch is None else [batch] if batch.split is None else batch.split.parts
+        sequences = [] if batch is None else [batch.sequence] if batch.split is None else batch.split.sequences
+        parts = [self._batches[one] for one in sequences]
         is_nobodys = self._open is not None or any(part.state is BatchState.LOST for part in parts)
         if not self._limits.in_order or is_nobodys:
             return self.queues.busy()

@@ -10,12 +10,10 @@ counts. The loader splits no batch from then on: text, for example, never fits.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from swift_loader.scheduler.delivery import Delivery
     from swift_loader.scheduler.work import Work
 
 MIN_ROWS = 8
@@ -23,8 +21,6 @@ MIN_ROWS = 8
 
 MIN_BATCH_S = 0.02
 """A batch that takes less is never split: parts cost about 1 ms."""
-
-MIN_PART_S = 0.005
 
 NUM_PARTS = 2
 """Of each batch, if the times to build batches vary."""
@@ -49,30 +45,29 @@ class Split:
     """The whole batch."""
     bounds: list[int]
     """Part i has the rows from `bounds[i]` to `bounds[i + 1]`."""
-    parts: list[Delivery] = field(default_factory=list)
-    """Those that were assigned."""
-    num_ready: int = 0
+    sequences: list[int] = field(default_factory=list)
+    """Those of the parts that were assigned."""
+    arrivals: list[Any] = field(default_factory=list)
+    """What was measured of each part that is built."""
+    header: Any = None
+    """What describes the whole batch, according to the part that was built first."""
     memory: Any = None
     """Where the parts are written. It is the executor's, and is freed with this object."""
 
     @property
-    def is_assigned(self) -> bool:
-        """Whether workers have got all parts."""
-        return len(self.parts) == len(self.bounds) - 1
-
-    @property
     def is_ready(self) -> bool:
         """Whether all parts are built."""
-        return self.num_ready == len(self.bounds) - 1
+        return len(self.arrivals) == len(self.bounds) - 1
 
-    def next_part(self) -> Part:
-        """Return the part that is assigned next."""
-        number, bounds = len(self.parts), self.bounds
-        return Part(bounds[number], bounds[number + 1], bounds[-1], self)
+    def next_part(self) -> Part | None:
+        """Return the part that is assigned next; None: workers have got all of them."""
+        number, bounds = len(self.sequences), self.bounds
+        return Part(bounds[number], bounds[number + 1], bounds[-1], self) if number < len(bounds) - 1 else None
 
     def fits(self, header: Any) -> bool:
-        """Return whether a part has the header of the whole batch that the other parts have."""
-        return all(part.batch == header for part in self.parts if part.batch is not None)
+        """Return whether a part describes the whole batch as the others do."""
+        self.header = self.header or header
+        return bool(self.header == header)
 
 
 @dataclass(slots=True)
@@ -98,5 +93,4 @@ class Splits:
             wanted = max(wanted, -(-num_workers // max(1, num_batches)))
         elif is_first:
             wanted = num_workers
-        longest = num_workers if math.isinf(build_s) else int(build_s / MIN_PART_S)
-        return max(1, min(wanted, num_workers, longest, num_rows // MIN_ROWS))
+        return max(1, min(wanted, num_workers, num_rows // MIN_ROWS))

@@ -5,14 +5,15 @@ all of them busy: one to build, and one that waits for the worker or for the loo
 
 In order, the loop can't take the batches after a slow one, and the other workers continue only up to the limit. With
 three per worker, they hardly ever reach it. The table gives the share of the rate in completion order. Batches have 32
-samples, and one sample in twenty takes 50 times as long as the rest (in virtual time):
+samples, and one sample in twenty takes 50 times as long as the rest (in virtual time, `benchmarks/scheduler.py`):
 
-    per worker       2      3      4      6
-    8 workers     0.97   1.00   1.00   1.00
-    16 workers    0.94   1.00   1.00   1.00
-    64 workers    0.87   0.98   0.99   0.99
+    per worker       2      3      4      6     2, in parts
+    8 workers     0.97   1.00   1.00   1.00     1.00
+    16 workers    0.94   1.00   1.00   1.00     0.99
+    64 workers    0.87   0.98   0.99   0.99     0.99
 
-Each batch more per worker costs the memory of one batch per worker, also where nothing varies.
+Batches of a user's `collate_fn` aren't built in parts, so they need three. Each batch more per worker costs the memory
+of one batch per worker, also where nothing varies.
 
 A worker does its tasks in order, so it is building the first of them, and each answer is about that one.
 """
@@ -292,12 +293,9 @@ class Queues:
 
     def pick_idle(self) -> int | None:
         """Return the worker to build a part of a batch: of those without a task of this generation. None: no worker."""
-        loads = [
-            (len(queue.tasks), queue.num_ready, queue.worker_id, queue.serial)
-            for queue in self._queues.values()
-            if queue.is_open and not queue.num_current and len(queue.tasks) < MAX_HELD
-        ]
-        return min(loads)[3] if loads else None
+        queues = (one for one in self._queues.values() if one.is_open and len(one.tasks) < MAX_HELD)
+        idle = [one for one in queues if not one.num_current]
+        return min((len(one.tasks), one.worker_id, one.serial) for one in idle)[2] if idle else None
 
     def _least(self) -> int | None:
         """Return the worker with the least to do; None if none has room."""

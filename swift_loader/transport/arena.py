@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+import mmap
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +21,7 @@ from swift_loader.batch.collate import SendMemory
 from swift_loader.batch.tree import children, rebuilt, type_name
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import Rows
-from swift_loader.transport.segments import SharedRows
+from swift_loader.transport.segments import Segment
 
 if TYPE_CHECKING:
     import torch
@@ -215,49 +217,49 @@ class MisfitError(Exception):
 class RowsArena(Arena):
     """Allocates arrays and tensors for all rows of a batch, and hands out the rows of one part.
 
-    All workers that build a part allocate the same, in the same order, so each writes its rows in the right place.
+    All workers that build a part allocate the same, in the same order, so each writes its rows in the right place of
+    the same file. It grows as far as it is needed.
     """
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(np.empty(0, np.uint8))
         self._rows = rows
-        self._file = SharedRows(rows.file)
+        self._segments: list[Segment] = []
+        """Keep the blocks mapped."""
         self._wholes: dict[int, tuple[Any, Any]] = {}
         """By the id of what was handed out: that, and the same of all rows."""
+        self._is_full = False
 
     def allocate(self, nbytes: int) -> Block:
-        """Return `nbytes` of the file."""
-        offset = self._advance(nbytes)
-        return Block(offset, self._file.at(offset, nbytes, self.used))
+        """Return `nbytes` of the file. Raises `OSError` if there is not enough memory."""
+        if self._is_full:
+            raise MisfitError(f"{nbytes} bytes lie outside the arrays and tensors of a part")
+        offset, file = self._advance(nbytes), self._rows.file
+        if os.fstat(file).st_size < self.used:
+            os.posix_fallocate(file, 0, self.used)  # others may do the same at the same time
+        first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if nbytes:
+            self._segments.append(Segment.map(file, offset + nbytes - first, mmap.MAP_SHARED, first))
+        return Block(offset, self._segments[-1].array()[offset - first :] if nbytes else np.empty(0, np.uint8))
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return the part's rows of an array."""
-        part: NDArray[Any] = self._part_of(super().empty(self._shape_of_all(shape), dtype))
-        return part
+        return self._part_of(super().empty(self._shape_of_all(shape), dtype))
 
-    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return the same for an array that is sent as a tensor."""
-        part: NDArray[Any] = self._part_of(super().empty_for_tensor(self._shape_of_all(shape), dtype))
-        return part
+        return self._part_of(super().empty_for_tensor(self._shape_of_all(shape), dtype))
 
-    def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Return the part's rows of a tensor."""
-        part: torch.Tensor = self._part_of(super().empty_tensor(self._shape_of_all(shape), dtype))
-        return part
-
-    def place(self, data: NDArray[np.uint8]) -> Block:
-        """Refuse what isn't rows."""
-        raise MisfitError(f"{len(data)} bytes lie outside the arrays and tensors of a part")
-
-    def place_array(self, array: NDArray[Any], order: Literal["C", "F"]) -> Block:  # noqa: ARG002
-        """Do the same."""
-        raise MisfitError(f"{array.nbytes} bytes lie outside the arrays and tensors of a part")
+        return self._part_of(super().empty_tensor(self._shape_of_all(shape), dtype))
 
     def whole(self, part: Any) -> Any:
-        """Return the whole batch that a part is of, of which the other parts may be missing.
+        """Return the whole batch that a part is of, of which the other parts may be missing. Nothing is added then.
 
         Raises `MisfitError` if a leaf isn't an array or tensor that was made here.
         """
+        self._is_full = True
         known = self._wholes.get(id(part))
         if known is not None:
             return known[1]

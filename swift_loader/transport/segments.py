@@ -143,32 +143,6 @@ class Segment:
             self._unmap()
 
 
-class SharedRows:
-    """The file of a batch that several workers build, in one of them. It grows as far as it is needed."""
-
-    def __init__(self, descriptor: int) -> None:
-        """Write to this file. The caller closes it."""
-        self._descriptor = descriptor
-        self._segments: list[Segment] = []
-        """Keep what was returned mapped."""
-
-    def at(self, offset: int, nbytes: int, size: int) -> NDArray[np.uint8]:
-        """Return `(nbytes,) uint8` of the file, which is to have `size` bytes. Valid as long as this object exists.
-
-        Raises `SharedMemoryFull` if there is not enough memory.
-        """
-        if os.fstat(self._descriptor).st_size < size:
-            try:
-                os.posix_fallocate(self._descriptor, 0, size)  # others may do the same at the same time
-            except OSError as error:
-                raise reserving_failed(error, size, _LIMIT) from None
-        if not nbytes:
-            return np.empty(0, np.uint8)
-        first = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._segments.append(Segment.map(self._descriptor, offset + nbytes - first, mmap.MAP_SHARED, first))
-        return self._segments[-1].array()[offset - first :]
-
-
 class PrivateSlots(RecycledSlots[Segment]):
     """Slots in this process's own memory."""
 

@@ -161,6 +161,8 @@ class BatchBuilder:
             self.samples = StreamSamples(dataset, mode, seed, worker)
         else:
             self.samples = KeyedSamples(dataset, mode, options.rng, seed, worker)
+        has_rows = not hasattr(dataset, "__getitems__") and not hasattr(dataset, "state_dict")
+        self._can_split = has_rows and (mode is None or mode.auto_collation)
         self._collate = collate_into(options.collate_fn)
         self._batch_encoder = options.batch_encoder
         self._usage = ThreadUsage() if usage is None else usage
@@ -199,7 +201,7 @@ class BatchBuilder:
         samples.slow_ns = 0
         start = clock()
         rows = task.rows
-        if rows is not None and (rows.file < 0 or not samples.can_split):
+        if rows is not None and (rows.file < 0 or not self._can_split):
             raise BuildError(FailureStage.FETCH) from MisfitError("such a dataset's batches aren't built in parts")
         fetched = samples.fetch(task)
         if rows is not None and fetched.failures:

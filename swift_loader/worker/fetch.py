@@ -66,8 +66,6 @@ class Samples:
 
     state: bytes | None = None
     """A packed `Snapshot` after the last batch, if one is due."""
-    can_split = False
-    """Whether parts of a batch can be fetched."""
 
     def __init__(self, seeding: Seeding) -> None:
         self.seeding = seeding
@@ -169,7 +167,6 @@ class PlannedSamples(Samples):
         self._definitions = definitions
         self._get_items: Any = getattr(dataset, "__getitems__", None)
         self._gives_single_samples = _has_own_get_item(dataset)
-        self.can_split = self._get_items is None and not hasattr(dataset, "state_dict")
         has_singles = self._gives_single_samples or self._get_items is None
         self.singles: Any = dataset if has_singles else _Singles(self._get_items)
         """Returns one sample for an index."""
@@ -360,7 +357,6 @@ class KeyedSamples(Samples):
         self._worker = worker
         self._get_items: Any = getattr(dataset, "__getitems__", None) if mode.auto_collation else None
         self._num_batches = 0
-        self.can_split = mode.auto_collation and self._get_items is None and not hasattr(dataset, "state_dict")
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:  # noqa: ARG002
         """Use another base seed from now on. Continue with the dataset's saved state, if there is one.

@@ -110,17 +110,15 @@ class TaskLoop:
         task = self._queue.popleft()
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
-        try:
-            if task.generation < newest:
-                self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
-            else:
-                answer = self._answer(task).pack()
-                failpoint(Failpoint.WORKER_AFTER_COMMIT)
-                self._channel.send(answer)
-                failpoint(Failpoint.WORKER_NOTIFIED)
-        finally:
-            if task.rows is not None and task.rows.file >= 0:
-                os.close(task.rows.file)
+        if task.generation < newest:
+            self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
+        else:
+            answer = self._answer(task).pack()
+            failpoint(Failpoint.WORKER_AFTER_COMMIT)
+            self._channel.send(answer)
+            failpoint(Failpoint.WORKER_NOTIFIED)
+        if task.rows is not None and task.rows.file >= 0:  # else the process ends
+            os.close(task.rows.file)
 
     def refill(self, *, wait: bool) -> bool:
         """Read all waiting messages; with `wait`, block for one if there is no task.

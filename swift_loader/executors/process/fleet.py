@@ -120,6 +120,7 @@ class TemplateFleet(Fleet):
 
     def __init__(self, spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer) -> None:
         super().__init__(spec, options, explainer)
+        self.can_split = spec.options.has_own_collate and spec.options.rng is Rng.SAMPLE  # no draw tells the worker
         self.starter = Starter(self)
         self.lock = self.starter.lock
         self._building: Answer[float] | None = None
@@ -128,11 +129,6 @@ class TemplateFleet(Fleet):
     def is_open(self) -> bool:
         """Whether processes may start."""
         return self.starter.is_open
-
-    @property
-    def can_split(self) -> bool:
-        """Whether the collate function writes rows, and what is drawn for a sample doesn't depend on the worker."""
-        return self.spec.options.has_own_collate and self.spec.options.rng is Rng.SAMPLE
 
     @property
     def notice(self) -> str:

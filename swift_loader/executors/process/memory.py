@@ -48,7 +48,7 @@ MAX_HELD_SLOTS = 512
 """The same limit as a count. Each slot is one mapping, and a process may have 65,530 mappings."""
 
 MAX_SHARED_FILES = 64
-"""Files of batches that several workers have built, which are free or in the user's hands, and will be used again."""
+"""With so many files of batches that several workers build, those of further batches aren't used again."""
 
 
 class LeaseBook:
@@ -256,8 +256,8 @@ class SharedFiles:
 
     def __init__(self) -> None:
         self._all: WeakSet[SharedFile] = WeakSet()
+        """Those that are free, in flight, or in the user's hands."""
         self._free: deque[SharedFile] = deque()
-        self._lent: set[int] = set()
         self._max = MAX_SHARED_FILES
         self._forks = FORKS
 
@@ -273,14 +273,12 @@ class SharedFiles:
         Raises `SharedMemoryFull` if it can't be mapped.
         """
         segment = file.map(nbytes)
-        if len(self._lent) >= self._max or nbytes * TOO_LARGE < segment.nbytes:
+        if len(self._all) > self._max or nbytes * TOO_LARGE < segment.nbytes:
             file.close()
-        self._lent.add(id(file))
         return Leased.over(segment.memory, nbytes, segment, partial(self._end, FORKS.stamp, file), 0)
 
     def _end(self, stamp: object, file: SharedFile, _slot: int) -> None:
-        self._lent.discard(id(file))
-        if file.descriptor >= 0 and len(self._free) < self._max and not self._forks.may_have_seen(stamp):
+        if file.descriptor >= 0 and not self._forks.may_have_seen(stamp):
             self._free.append(file)
 
     def close(self) -> None:

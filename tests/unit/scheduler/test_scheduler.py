@@ -187,7 +187,7 @@ def take_parts_that_do_not_fit(patch: pytest.MonkeyPatch) -> None:
 
 
 def deliver_before_all_parts_are_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Split, "is_ready", property(lambda self: self.num_ready > 0))
+    patch.setattr(Split, "is_ready", property(lambda self: bool(self.arrivals)))
 
 
 MUTANTS = [
