@@ -164,7 +164,8 @@ class _Trace:
         number, at_ns = batch["worker_id"], batch["began_ns"]
         worker = self._workers.setdefault(number, self._row(_FIRST_WORKER_ROW + number))
         name = f"batch {batch['epoch']}:{batch['step']}"
-        yield worker.span(name, at_ns, at_ns + batch["build_ns"], batch["args"])
+        end_ns = at_ns + batch["build_ns"]  # the sum, if several workers built it
+        yield worker.span(name, at_ns, min(end_ns, batch["received_ns"] or end_ns), batch["args"])
         for stage in ("fetch", "collate", "encode"):
             yield worker.inner(stage, at_ns, at_ns + batch[f"{stage}_ns"], batch["args"])
             at_ns += batch[f"{stage}_ns"]
