@@ -35,7 +35,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
 from swift_loader.transport.encoder import CodeNeeded, Encoder
-from swift_loader.worker.seeding import fetched_without_draws
+from swift_loader.worker.seeding import fetched_without_draws, preserved_generators
 
 _MEMORY = "memory"
 
@@ -112,7 +112,8 @@ def cached(
         return CachedDataset(dataset, transform, Store(num_samples, memory.address.nbytes, memory))
     path = os.path.abspath(os.fspath(where))
     store = Store.in_file(path, num_samples, limit, _facts_of(dataset, version))
-    different = _different_sample(dataset, store)
+    with preserved_generators():
+        different = _different_sample(dataset, store)
     store.rest()
     if different is not None:
         raise CacheMismatch(
