@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -140,11 +140,11 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *
 """The same with subclasses."""
 
 
-def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: float = math.inf) -> Iterator[Any]:
+def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: int | None = None) -> Iterator[Any]:
     """Yield the wanted objects that `whole` holds: as items or attributes, at any depth, each once.
 
-    `is_wanted` isn't asked about numbers, text, arrays and code. What is wanted isn't searched further, and neither are
-    collections of more than `max_items`.
+    `is_wanted` isn't asked about numbers, text, arrays and code. What is wanted isn't searched further. With
+    `max_items`, only so many items of ordinary collections are, and none of others, which may run code of the user's.
     """
     seen: dict[int, Any] = {}  # keep the objects alive, else another one may get the same id
     to_see = [whole]
@@ -159,10 +159,11 @@ def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: float = math
             to_see += reversed(_held(thing, max_items))
 
 
-def _held(thing: Any, max_items: float) -> list[Any]:
+def _held(thing: Any, max_items: int | None) -> list[Any]:
     """Return the items and attributes of an object that may hold something."""
     items = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, _COLLECTIONS) else ()
-    items = items if len(items) <= max_items else ()
+    if max_items is not None:
+        items = list(islice(items, max_items)) if type(thing) in {*_PLAIN, *_COLLECTIONS} else ()
     if type(thing) in _PLAIN:
         return [] if _EMPTY.issuperset(map(type, items)) else [part for part in items if type(part) not in _EMPTY]
     held = [*items, *getattr(thing, "__dict__", {}).values()]

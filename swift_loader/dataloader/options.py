@@ -7,7 +7,6 @@ reads a loader as it is now.
 from __future__ import annotations
 
 import functools
-import math
 import multiprocessing
 import random
 import sys
@@ -125,11 +124,11 @@ def _check_threads(loader: DataLoader[Any]) -> None:
 # The number of workers may change if no batch shows which worker has built it -----------------------------------------
 
 
-def shows_its_worker(loader: DataLoader[Any], max_items: float = math.inf) -> bool:
+def shows_its_worker(loader: DataLoader[Any], max_items: int | None = None) -> bool:
     """Return whether the batches of an epoch depend on who builds which.
 
     They do if they come from a worker's own shard, state or generator. Out of order, generators give other draws in
-    each run anyway. `max_items`: no generator is looked for in collections of more.
+    each run anyway. `max_items`: see `search`.
     """
     if isinstance(loader.dataset, IterableDataset) or is_stateful(loader.dataset):
         return True

@@ -99,6 +99,13 @@ _MAX_ITEMS = 100
 """Generators aren't looked for in longer collections, which would take long: they hold the samples."""
 
 
+def _may_split(loader: DataLoader[Any]) -> bool:
+    try:
+        return not shows_its_worker(loader, _MAX_ITEMS)
+    except Exception:  # of the user's code
+        return False
+
+
 def start_workers(
     loader: Any, shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
 ) -> LoaderWorkers:
@@ -133,7 +140,7 @@ def start_workers(
     options = WorkerOptions.of_torch(mode, loader.dataset, collate_fn, rng, method)
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
-    splits = loader._splits = loader._splits or Splits(is_on=not shows_its_worker(loader, _MAX_ITEMS))  # noqa: SLF001
+    splits = loader._splits = loader._splits or Splits(is_on=_may_split(loader))  # noqa: SLF001
     may_fork = forks and method is not StartMethod.FORK
     reason = why_fork_is_needed(options) if may_fork else ""
     if not reason:

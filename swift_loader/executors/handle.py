@@ -135,7 +135,7 @@ class Handle:
             self._send(sample.pack())
         if (part := task.work.part) is not None:
             file: int = part.split.memory.descriptor
-            self._send(Rows(part.begin, part.end, part.num_rows).pack(), [file] if file >= 0 else ())
+            self._send(Rows(part.begin, part.end, part.split.bounds[-1]).pack(), [file] if file >= 0 else ())
         self.tasks.append(task)
         released, retired, given_up = returned
         self._send_task(task_of(task, released, retired))

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import BatchState, Delivery
 from swift_loader.scheduler.messages import Answered, SampleFailed, Send, Skipped, StreamEnded
-from swift_loader.scheduler.parts import Split, Splits
+from swift_loader.scheduler.parts import MIN_BATCH_S, MIN_ROWS, NUM_PARTS, Split, Splits
 from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource, cut
 
@@ -152,12 +152,16 @@ class Ledger:
     def _split_of(self, work: Work, source: WorkSource) -> Split | None:
         """Return in which parts a batch is built; None: as a whole."""
         num_rows, num_batches = source.size_of(work)
-        num_batches = min(num_batches, self._limits.max_in_flight)
-        self._is_short = self._splits.is_on and num_rows > 0 and num_batches < self.num_workers
-        is_first, queues = not self._next_sequence, self.queues
-        num_parts = self._splits.num_parts(
-            num_rows, self.num_workers, queues.fastest_build_s, num_batches, is_first=is_first, varies=queues.varies
-        )
+        num_batches, num_workers = min(num_batches, self._limits.max_in_flight), self.num_workers
+        self._is_short = self._splits.is_on and num_rows > 0 and num_batches < num_workers
+        if not self._splits.is_on or self.queues.fastest_build_s < MIN_BATCH_S:
+            return None
+        num_parts = NUM_PARTS if self.queues.varies else 1
+        if self._is_short:
+            num_parts = max(num_parts, -(-num_workers // max(1, num_batches)))
+        elif not self._next_sequence:  # the loop waits for it, and no worker has anything else to do
+            num_parts = num_workers
+        num_parts = min(num_parts, num_workers, num_rows // MIN_ROWS)
         whole = work._replace(worker_id=None) if isinstance(work, IndexWork) else work
         return Split(whole, [num_rows * i // num_parts for i in range(num_parts + 1)]) if num_parts > 1 else None
 
@@ -236,7 +240,7 @@ class Ledger:
         for other in [self._batches.pop(one) for one in split.sequences if one != part.sequence]:
             if other.state is BatchState.READY:
                 self.queues.note_delivered(other.worker)
-        self._open, split.memory = None if self._open is split else self._open, None
+        self._open = None if self._open is split else self._open
         self._batches[part.sequence] = Delivery(split.work, part.sequence, part.worker, BatchState.LOST)
         lost = [one for sequences in self._lost.values() for one in sequences if one in self._batches]
         self._lost = {}
@@ -342,7 +346,8 @@ class Ledger:
         batch = self._first()
         sequences = [] if batch is None else [batch.sequence] if batch.split is None else batch.split.sequences
         parts = [self._batches[one] for one in sequences]
-        is_nobodys = self._open is not None or any(part.state is BatchState.LOST for part in parts)
+        is_open = len(parts) > 0 and parts[0].split is not None and parts[0].split is self._open
+        is_nobodys = is_open or any(part.state is BatchState.LOST for part in parts)
         if not self._limits.in_order or is_nobodys:
             return self.queues.busy()
         return [part.worker for part in parts if part.state is BatchState.SENT]

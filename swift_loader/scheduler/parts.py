@@ -31,8 +31,6 @@ class Part(NamedTuple):
 
     begin: int
     end: int
-    num_rows: int
-    """Of the whole batch."""
     split: Split
     """All parts of the batch."""
 
@@ -62,7 +60,7 @@ class Split:
     def next_part(self) -> Part | None:
         """Return the part that is assigned next; None: workers have got all of them."""
         number, bounds = len(self.sequences), self.bounds
-        return Part(bounds[number], bounds[number + 1], bounds[-1], self) if number < len(bounds) - 1 else None
+        return Part(bounds[number], bounds[number + 1], self) if number < len(bounds) - 1 else None
 
     def fits(self, header: Any) -> bool:
         """Return whether a part describes the whole batch as the others do."""
@@ -76,21 +74,3 @@ class Splits:
 
     is_on: bool = True
     """False: parts didn't fit together."""
-
-    def num_parts(
-        self, num_rows: int, num_workers: int, build_s: float, num_batches: int, *, is_first: bool, varies: bool
-    ) -> int:
-        """Return in how many parts a batch is built; 1: as a whole.
-
-        `build_s`: how long a worker takes for a batch; infinite if it isn't known. `num_batches`: how many may be built
-        at a time. `is_first`: the loop waits for this batch, and the workers have nothing else to do. `varies`: the
-        times to build batches vary, so in order, a slow batch holds up others.
-        """
-        if not self.is_on or build_s < MIN_BATCH_S:
-            return 1
-        wanted = NUM_PARTS if varies else 1
-        if num_batches < num_workers:
-            wanted = max(wanted, -(-num_workers // max(1, num_batches)))
-        elif is_first:
-            wanted = num_workers
-        return max(1, min(wanted, num_workers, num_rows // MIN_ROWS))

@@ -43,7 +43,7 @@ MIN_TASKS = 2
 MAX_TASKS = 64
 """Far fewer messages than a pipe holds, so sending a task never blocks."""
 
-MAX_HELD = 2 * MAX_TASKS
+MAX_HELD = 96
 """Tasks that a worker may have, with those of earlier generations."""
 
 STEADY_S = 0.01

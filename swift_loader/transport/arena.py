@@ -264,7 +264,7 @@ class RowsArena(Arena):
         if known is not None:
             return known[1]
         inside = children(part)
-        if inside is None:
+        if not inside:  # an empty container may be a sample's own
             raise MisfitError(f"a {type_name(part)} is no array or tensor")
         return rebuilt(part, [self.whole(one) for one in inside])
 

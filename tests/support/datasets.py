@@ -97,7 +97,7 @@ class Together(Counting):
     """Samples that draw, and tell who fetched them. A process waits at its first one until so many have begun."""
 
     def __init__(self, num_samples: int = 240, *, folder: str = "", num_processes: int = 0, **more: Any) -> None:
-        """`more`: `text`, whether samples have text; `at` and `deed`, as for `Misbehaving`; `once`, its first time."""
+        """`more`: `text`, whether samples have text; `at` and `deed`, as for `Misbehaving`."""
         super().__init__(num_samples)
         self.folder, self.num_processes, self.more = folder, num_processes, more
         self.pid = 0
@@ -108,7 +108,7 @@ class Together(Counting):
             while len(os.listdir(self.folder)) < self.num_processes:
                 time.sleep(0.005)
         self.pid = os.getpid()
-        if index == self.more.get("at") and (not self.more.get("once") or _is_first(Path(self.more["once"]))):
+        if index == self.more.get("at"):
             misbehave(self.more["deed"])
         drawn = (random.random(), np.random.rand(3), [np.int16(index)])
         sample = {"id": index, "drawn": drawn, "x": np.full((3, 70), index % 251, np.uint8), "pid": self.pid}

@@ -106,7 +106,9 @@ NUMBERS = st.one_of(
 Flag = type("Flag", (int,), {})
 """A subclass of int."""
 
-OTHERS = st.sampled_from(["text", b"bytes", "", Flag(3), object(), len, {1}, np.str_("x"), np.float64(2), slice(1)])
+OTHERS = st.sampled_from(
+    [[], (), {}, "text", b"bytes", "", Flag(3), object(), len, {1}, np.str_("x"), np.float64(2), slice(1)]
+)
 
 CONSTANTS = st.one_of(NUMBERS, OTHERS).map(lambda leaf: lambda _: leaf)
 

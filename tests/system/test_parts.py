@@ -21,7 +21,7 @@ from swift_loader.batch.collate import collate_to_send
 from swift_loader.executors.process import memory
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler import parts, queues
+from swift_loader.scheduler import ledger, queues
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
 from swift_loader.transport.failpoints import VARIABLE, Failpoint
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_built_as_a_whole(make: Any, more: dict[str, Any], 
 def test_memory_is_used_again_unless_the_user_keeps_it(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MIN_BATCH_S", 0.0)
+    monkeypatch.setattr(ledger, "MIN_BATCH_S", 0.0)
     monkeypatch.setattr(queues, "STEADY_S", -1.0)
     monkeypatch.setattr(queues, "VARIES", -1.0)
     monkeypatch.setattr(memory, "MAX_SHARED_FILES", 4)
@@ -240,7 +240,7 @@ def test_a_worker_that_dies_loses_its_part_only(
 @MAKERS
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_a_part_that_ends_two_workers_is_named(make: Any, tmp_path: Path) -> None:
-    dataset = together(tmp_path, at=20, deed="exit-7")
+    dataset = together(tmp_path, num_samples=1200, at=20, deed="exit-7")
     loader = make(dataset, worker_restarts=3, shuffle=False)
     with pytest.raises(WorkerDied, match=r"batch 0 of epoch 0 \(dataset indices 16, 17, .* has ended two workers"):
         list(loader)

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.scheduler.delivery import Lease, LeaseState
-from swift_loader.transport.channel import duplicate, new_memfd
+from swift_loader.transport.channel import new_memfd
 from swift_loader.transport.messages import NO_SLOT, Batch
-from swift_loader.transport.segments import Segment
+from swift_loader.transport.segments import SHARED, Segment
 from swift_loader.transport.slots import TOO_LARGE, Leased
 from swift_loader.transport.task import MAX_SLOTS_PER_TASK
 
@@ -49,6 +49,8 @@ MAX_HELD_SLOTS = 512
 
 MAX_SHARED_FILES = 64
 """With so many files of batches that several workers build, those of further batches aren't used again."""
+
+MAX_FREE_FILES = 8
 
 
 class LeaseBook:
@@ -239,7 +241,7 @@ class SharedFile:
     def map(self, nbytes: int) -> Segment:
         """Return the memory, at least so large, once the workers have written it. Raises `SharedMemoryFull`."""
         if self.segment is None or self.segment.nbytes < nbytes:
-            self.segment = Segment.attach(duplicate(self.descriptor), nbytes)
+            self.segment = Segment.map(self.descriptor, nbytes, SHARED)
         return self.segment
 
     def close(self, close: Callable[[int], None] = os.close, getpid: Callable[[], int] = os.getpid) -> None:
@@ -257,7 +259,7 @@ class SharedFiles:
     def __init__(self) -> None:
         self._all: WeakSet[SharedFile] = WeakSet()
         """Those that are free, in flight, or in the user's hands."""
-        self._free: deque[SharedFile] = deque()
+        self._free: deque[SharedFile] = deque(maxlen=MAX_FREE_FILES)
         self._max = MAX_SHARED_FILES
         self._forks = FORKS
 
@@ -268,11 +270,15 @@ class SharedFiles:
         return file
 
     def lend(self, file: SharedFile, nbytes: int) -> NDArray[np.uint8]:
-        """Return the first bytes of a file, which is in use as long as a view of them exists.
+        """Return the first bytes of a file, which is in use as long as a view of them exists; a copy if there are many.
 
         Raises `SharedMemoryFull` if it can't be mapped.
         """
         segment = file.map(nbytes)
+        if len(self._all) > MAX_HELD_SLOTS:
+            copied: NDArray[np.uint8] = segment.array()[:nbytes].copy()
+            self._free.append(file)
+            return copied
         if len(self._all) > self._max or nbytes * TOO_LARGE < segment.nbytes:
             file.close()
         return Leased.over(segment.memory, nbytes, segment, partial(self._end, FORKS.stamp, file), 0)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import DatasetMismatch, ProtocolError
+from swift_loader.errors import DatasetMismatch, ProtocolError, SharedMemoryFull
 from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle, ResumePoints
 from swift_loader.executors.process.memory import SharedFiles
@@ -223,7 +223,7 @@ class MessageReader:
     def join(self, delivery: Delivery, files: SharedFiles) -> None:
         """Put the batch, or its error, into a delivery of parts: as views of what they were written to. Loop's thread.
 
-        Raises `SharedMemoryFull`, or what a signal handler raised meanwhile.
+        Raises what a signal handler raised meanwhile.
         """
         split, inbox, started_ns = delivery.split, Inbox(), time.perf_counter_ns()
         assert split is not None
@@ -231,11 +231,14 @@ class MessageReader:
         batch = Batch(0, meta, 0, NO_SLOT, num_blocks, 0, len(meta), 0, 0, 0, 0)
         memory = np.empty(0, np.uint8)
         delivery.split = delivery.batch = None
-        if nbytes:
-            memory = files.lend(split.memory, nbytes)
-            if self.page_lock is not None:
-                self.page_lock.lock(split.memory.segment)
-        delivery.error = self._decode_at(memory, batch, inbox, delivery)
+        try:
+            if nbytes:
+                memory = files.lend(split.memory, nbytes)
+                if self.page_lock is not None:
+                    self.page_lock.lock(split.memory.segment)
+            delivery.error = self._decode_at(memory, batch, inbox, delivery)
+        except SharedMemoryFull as error:
+            delivery.error = error
         decode_ns = time.perf_counter_ns() - started_ns
         delivery.arrival = self._metrics.join_arrivals(split.arrivals, decode_ns)
         if inbox.interrupt is not None:
