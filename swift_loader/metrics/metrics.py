@@ -94,15 +94,16 @@ class Metrics:
         """
         if not self._enabled or task is None:
             return None
-        if task.work.part is None:
+        work = task.work
+        if work.part is None:
             self._built.append(batch.num_samples)
-        epoch = task.work.epoch
+        epoch = work.epoch
         if batch.slow_ns > self._slowest.floor_ns:
             with self._lock:
                 self._slowest.note(batch.slow_index, batch.slow_ns, epoch)
         return (
             epoch,
-            task.work.step,
+            work.step,
             worker_id,
             batch.num_samples,
             batch.used_nbytes,

@@ -204,15 +204,14 @@ class Ledger:
         is_current = generation == self.generation
         task = generation, sequence
         batch = self._batches.get(sequence) if is_current else None
-        split, build_s = None if batch is None else batch.split, answer.build_s
-        fits = split is None or (answer.error is None and split.fits(answer.batch))
-        if split is not None and build_s is not None:
-            build_s *= len(split.bounds) - 1
-        is_ready = batch is not None and fits
+        split, build_s, is_ready = None if batch is None else batch.split, answer.build_s, batch is not None
+        if split is not None:
+            is_ready = answer.error is None and split.fits(answer.batch)
+            build_s = None if build_s is None else build_s * (len(split.bounds) - 1)
         self.queues.pop(answer.worker, task, is_current=is_current, is_ready=is_ready, build_s=build_s)
         if batch is None:  # of an earlier generation, or a part of a batch that is built as a whole by now
             return None
-        if split is not None and not fits:
+        if split is not None and not is_ready:
             self._rebuild(split, batch)
             return None
         batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease

@@ -233,7 +233,8 @@ class Queues:
             else:
                 queue.deviation_s += 0.2 * (abs(build_s - queue.build_s) - queue.deviation_s)
                 queue.build_s += 0.2 * (build_s - queue.build_s)
-            self.varies = self._limits.in_order and queue.deviation_s > max(STEADY_S, VARIES * queue.build_s)
+            varies = queue.deviation_s > STEADY_S and queue.deviation_s > VARIES * queue.build_s
+            self.varies = varies and self._limits.in_order
             queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
         if is_current:
             queue.num_current -= 1
