@@ -65,7 +65,6 @@ _CURSOR_AT = _MAX_HEADER_BYTES
 _INDEX_AT = _CURSOR_AT + 4096
 _WORD = struct.Struct("<Q")
 _FLIPPED = (1 << 64) - 1
-_ODD = 0xD1342543DE82EF95
 
 _UNIT = 64
 """Bytes: entries begin at multiples of it, and have a multiple of it."""
@@ -77,8 +76,8 @@ MAX_FILE_BYTES = _UNIT * ((1 << 64 - _LENGTH_BITS) - 1)
 _HEAD = struct.Struct("<QQQQ")
 """Of an entry: the sample's index, the lengths of bulk data and structure, the number of blocks. Then a checksum."""
 
-_WEIGHTS = np.arange(1 << 13, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
-"""Odd numbers that look random, so that each change of a single 64-bit word changes their sum of products."""
+_SUMMED_WORDS = 512
+"""A checksum is the CRC of the sums of so many words: a page's, which is what disks lose or mix up."""
 
 _LOCKS_AT = 1 << 62
 """The lock of the cursor, then those of the samples."""
@@ -383,12 +382,10 @@ def _pack_cursor(end: int) -> bytes:
 
 
 def _checksum(entry: NDArray[np.uint8], salt: int) -> int:
-    """Return the checksum of an entry without its own field. 262 kB take 15 us, and zlib's CRC 60 us."""
-    total, words = crc32(entry[: _HEAD.size].data, salt), entry[_UNIT:].view(np.uint64)
-    for begin in range(0, len(words), len(_WEIGHTS)):
-        part = words[begin : begin + len(_WEIGHTS)]
-        total = (total * _ODD + int(np.dot(part, _WEIGHTS[: len(part)]))) & _FLIPPED
-    return total
+    """Return the checksum of an entry without its own field. 262 kB take 6 us, and with zlib's CRC alone 60 us."""
+    words = entry[_UNIT:].view(np.uint64)
+    sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED_WORDS))
+    return crc32(sums.data, crc32(entry[: _HEAD.size].data, salt))
 
 
 # Locks of byte ranges that belong to an opened file ("open file description locks", fcntl(2)) -------------------------
