@@ -57,6 +57,8 @@ BATCH_SIZE = 32
 NUM_BATCHES = -(-NUM_FILES // BATCH_SIZE)
 NUM_RANKS = 4
 NUM_EPOCHS, STEP_S = 5, 0.020
+PAUSE_S = 1.5
+"""Longer than two workers decode ten batches."""
 
 LOADERS = ("torch", "DataLoader", "SwiftLoader")
 SOURCES = ("uncached", "cached", "cached in a file", "from memory")
@@ -215,8 +217,14 @@ def measure_rates(kind: str, bench: Bench, arguments: argparse.Namespace) -> lis
             for _ in range(NUM_BATCHES):  # the first epoch
                 next(costs._batches)  # noqa: SLF001
             costs.measure(WARM_UP_S)
-            turns[name] = partial(costs.measure, arguments.seconds)
+            turns[name] = partial(measure_alone, costs, arguments.seconds)
         return measure_in_turns(kind, ("batches/s", "CPU ms"), turns, arguments.rounds, is_warm=True)
+
+
+def measure_alone(costs: Costs, seconds: float) -> tuple[float, float]:
+    """Measure, after the workers of the system before have filled their queue."""
+    time.sleep(PAUSE_S)
+    return costs.measure(seconds)
 
 
 def measure_first_epochs(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
