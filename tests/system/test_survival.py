@@ -233,7 +233,10 @@ def test_a_batch_is_not_blamed_for_a_worker_that_died_before_it_began_it() -> No
         for number, batch in enumerate(loader):
             got += batch["id"].tolist()
             if number in {5, 35, 65}:
-                for worker in worker_processes():
+                workers = worker_processes()
+                for worker in workers:
+                    worker.suspend()  # else it may begin what one leaves that was killed a moment before
+                for worker in workers:
                     worker.kill()
         assert got == list(range(400))
 
