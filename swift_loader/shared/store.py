@@ -15,8 +15,8 @@ allocated for it stays unused. Another lock guards the cursor, for the few micro
 On a disk, all is read and written with pread(2) and pwrite(2). They fail if there is no space, or the file has become
 shorter; a mapping would raise SIGBUS.
 
-Each time that an entry on a disk is read, it is compared with its checksum. If it is damaged, it
-counts as missing: the sample is made again. Assumes Linux, and a file system with locks of byte ranges.
+Each time that an entry on a disk is read, it is compared with its checksum. If it is damaged, it counts as missing: the
+sample is made again. Assumes Linux, and a file system with locks of byte ranges.
 """
 
 from __future__ import annotations

@@ -122,6 +122,32 @@ def test_torchs_loader_fills_it_too(tmp_path: Path) -> None:
     assert made(log) == list(range(LENGTH))
 
 
+class Wrapped:
+    """Changes the samples of a dataset, and has its attributes."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> int:
+        return -int(self.dataset[index].label)
+
+
+@pytest.mark.parametrize("make", [swift, drop_in])
+def test_what_wraps_a_cache_makes_the_samples(make: Callable[[Any], Any], tmp_path: Path) -> None:
+    loader = make(Wrapped(cached(Photos(tmp_path / "log"))))
+    assert sorted(int(label) for batch in loader for label in batch) == list(range(1 - LENGTH, 1))
+    if isinstance(loader, SwiftLoader):
+        loader.close()
+
+
 def test_what_does_not_fit_is_made_on_each_access(tmp_path: Path) -> None:
     log = tmp_path / "log"
     kept = cached(Photos(log), budget=LENGTH // 2 * 3392)
