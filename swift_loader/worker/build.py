@@ -139,9 +139,8 @@ class BatchBuilder:
         they raise isn't the user's code's.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
-        if options.has_own_collate and "_swift_loader_views" in vars(
-            type(dataset)
-        ):  # what wraps a cache may forward it
+        is_cache = "_swift_loader_views" in vars(type(dataset))  # what wraps one may forward the attribute
+        if is_cache and options.has_own_collate:
             dataset = dataset._swift_loader_views  # noqa: SLF001
         self.definitions = definitions
         """Numbered as in the trainer."""
