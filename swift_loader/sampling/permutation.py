@@ -40,6 +40,7 @@ class _Width(NamedTuple):
     multiplier_2: np.unsignedinteger[Any]
 
 
+_MAX_NARROW = 1 << 16
 _NARROW = _Width(np.uint32, np.uint32(16), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 """For sizes up to 2**32; takes half the time. The multipliers are from MurmurHash3's finaliser (Appleby)."""
 _WIDE = _Width(np.uint64, np.uint64(32), np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2))
@@ -70,9 +71,11 @@ def derive_key(*parts: int) -> int:
     return key
 
 
-def derive_keys(base: int, numbers: Positions) -> Positions:
-    """Return a 64-bit key for each number, `(n,) -> (n,)`: `derive_key` for many numbers with the same base."""
-    keys: Positions = numbers ^ np.uint64(base)
+def derive_keys(base: int | Positions, numbers: Positions) -> Positions:
+    """Return a 64-bit key for each number, `(n,) -> (n,)`: `derive_key` for many numbers with the same base, or with
+    one base for each.
+    """
+    keys: Positions = numbers ^ np.asarray(base, np.uint64)
     keys += np.uint64(_GOLDEN)
     for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2)):
         keys ^= keys >> np.uint64(shift)
@@ -81,55 +84,87 @@ def derive_keys(base: int, numbers: Positions) -> Positions:
     return keys
 
 
-def permute(positions: Positions, size: int, keys: Positions) -> Positions:
+def permute(positions: Positions, size: int | Positions, keys: Positions, *, inverse: bool = False) -> Positions:
     """Return the image of each position under the permutation of `range(size)` that its key selects.
 
-    `positions`: `(n,)`, each below `size`. `keys`: `(1,)` for one permutation, or `(n,)` for one key per position.
-    Returns `(n,)`, a new array.
+    `positions`: `(n,)`, each below its size. `size`: one, or `(n,)`, one per position. `keys`: `(1,)` for one
+    permutation, or `(n,)` for one key per position. `inverse`: return the position of each image instead. Returns
+    `(n,)`, a new array.
     """
+    if not isinstance(size, int):
+        first = int(size[0]) if size.size else 0
+        if (size != np.uint64(first)).any():
+            return _permute_each(positions, size, keys, inverse)
+        size = first
     if size <= 1:
         return np.zeros_like(positions)
     columns = isqrt(size - 1) + 1
-    rows = -(-size // columns)
-    width = _NARROW if columns <= 1 << 16 else _WIDE
-    permuted = _feistel(positions, rows, columns, keys, width)
-    limit = np.uint64(size)
-    while (outside := np.flatnonzero(permuted >= limit)).size:
+    shape = np.uint64(-(-size // columns)), np.uint64(columns), np.uint64(size)
+    return _walk(positions, shape, keys, _NARROW if columns <= _MAX_NARROW else _WIDE, inverse)
+
+
+def _permute_each(positions: Positions, sizes: Positions, keys: Positions, inverse: bool) -> Positions:
+    """Do the work of `permute` if sizes differ."""
+    distinct, which = np.unique(sizes, return_inverse=True)
+    columns = np.array([isqrt(max(int(size) - 1, 0)) + 1 for size in distinct], np.uint64)
+    rows = (distinct + columns - np.uint64(1)) // columns
+    is_narrow = (columns <= np.uint64(_MAX_NARROW))[which]
+    moved = np.zeros_like(positions)
+    for width, members in ((_NARROW, is_narrow), (_WIDE, ~is_narrow)):
+        chosen = np.flatnonzero(members & (sizes > np.uint64(1)))
+        if chosen.size:
+            shape = rows[which[chosen]], columns[which[chosen]], sizes[chosen]
+            moved[chosen] = _walk(positions[chosen], shape, keys if keys.size == 1 else keys[chosen], width, inverse)
+    return moved
+
+
+_Shape = tuple[Any, Any, Any]
+"""Rows and columns of the rectangle, and how many of its cells count: a number each, or `(n,)`."""
+
+
+def _walk(positions: Positions, shape: _Shape, keys: Positions, width: _Width, inverse: bool) -> Positions:
+    permuted = _feistel(positions, shape, keys, width, inverse)
+    while (outside := np.flatnonzero(permuted >= shape[2])).size:
         walking_keys = keys if keys.size == 1 else keys[outside]
-        permuted[outside] = _feistel(permuted[outside], rows, columns, walking_keys, width)
+        walking: _Shape = shape if shape[2].ndim == 0 else (shape[0][outside], shape[1][outside], shape[2][outside])
+        permuted[outside] = _feistel(permuted[outside], walking, walking_keys, width, inverse)
     return permuted
 
 
-def _feistel(cells: Positions, num_rows: int, num_columns: int, keys: Positions, width: _Width) -> Positions:
-    divisor = np.uint64(num_columns)
-    wide_rows = cells // divisor
-    columns = (cells - wide_rows * divisor).astype(width.dtype)
+def _feistel(cells: Positions, shape: _Shape, keys: Positions, width: _Width, inverse: bool) -> Positions:
+    num_rows, num_columns, _ = shape
+    wide_rows = cells // num_columns
+    columns = (cells - wide_rows * num_columns).astype(width.dtype)
     rows = wide_rows.astype(width.dtype)
-    for round_index in range(NUM_ROUNDS):
+    row_limit, column_limit = num_rows.astype(width.dtype), num_columns.astype(width.dtype)
+    for round_index in range(NUM_ROUNDS)[:: -1 if inverse else 1]:
         round_keys = keys + np.uint64(_GOLDEN * (round_index + 1) & _MASK)
         round_keys ^= round_keys >> np.uint64(32)
         round_keys = round_keys.astype(width.dtype)
         if round_index % 2:
-            _add_hash(columns, num_columns, rows, round_keys, width)
+            _add_hash(columns, column_limit, rows, round_keys, width, inverse)
         else:
-            _add_hash(rows, num_rows, columns, round_keys, width)
-    cells = np.multiply(rows, divisor, dtype=np.uint64)  # NumPy 1 would take a narrower type
+            _add_hash(rows, row_limit, columns, round_keys, width, inverse)
+    cells = np.multiply(rows, num_columns, dtype=np.uint64)  # NumPy 1 would take a narrower type
     cells += columns
     return cells
 
 
-def _add_hash(target: Halves, bound: int, source: Halves, keys: Halves, width: _Width) -> None:
-    """Add a keyed hash of `source` to `target`, modulo `bound`, in place."""
-    limit = width.dtype(bound)
+def _add_hash(target: Halves, limit: Any, source: Halves, keys: Halves, width: _Width, inverse: bool) -> None:
+    """Add a keyed hash of `source` to `target`, modulo `limit`, in place; `inverse` subtracts it."""
     hashed = source ^ keys
     hashed *= width.multiplier_1
     hashed ^= hashed >> width.half
     hashed *= width.multiplier_2
     hashed >>= width.half
-    hashed *= limit  # the upper half of the product is uniform below the bound, without a division
+    hashed *= limit  # the upper half of the product is uniform below the limit, without a division
     hashed >>= width.half
-    target += hashed
-    np.minimum(target, target - limit, out=target)  # modulo the bound: if target < bound, the subtraction wraps around
+    if inverse:
+        target -= hashed
+        np.minimum(target, target + limit, out=target)  # modulo the limit: below 0, the subtraction wrapped around
+    else:
+        target += hashed
+        np.minimum(target, target - limit, out=target)  # if target < limit, the subtraction wraps around
 
 
 def _mix(value: int) -> int:

@@ -9,13 +9,15 @@ nothing else. So a run can resume with another batch size, number of ranks or nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.sampling.permutation import Purpose, derive_key, permute
+from swift_loader.sampling.permutation import Positions, Purpose, derive_key, permute
 
 MIXING = 0.73
 """Minimum ratio of distinct runs in a batch to samples in it, on average. It determines the length of the runs if the
@@ -85,6 +87,14 @@ class OrderSettings:
             return cls(seed, shuffle, local_window(batch_size), RUN_LENGTH)
         return cls(seed, shuffle, window, run_length_for(window, batch_size) if window else 1)
 
+    @property
+    def rounded_window(self) -> int:
+        """The window, rounded to whole runs; 0: all samples."""
+        num_runs, rest = divmod(self.window, self.run_length)
+        if 2 * rest > self.run_length - num_runs % 2:  # a half rounds to the even number
+            num_runs += 1
+        return max(1, num_runs) * self.run_length if self.window else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -93,67 +103,77 @@ class Order:
     num_samples: int
     settings: OrderSettings
 
-    @property
-    def window(self) -> int:
-        """Number of samples that are shuffled together: the setting, rounded to whole runs; 0: all of them."""
-        num_runs, rest = divmod(self.settings.window, self.settings.run_length)
-        if 2 * rest > self.settings.run_length - num_runs % 2:  # a half rounds to the even number
-            num_runs += 1
-        return max(1, num_runs) * self.settings.run_length if self.settings.window else 0
-
     def indices(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the dataset indices at these positions of this epoch; `(n,) -> (n,)`, each in `[0, num_samples)`."""
+        return self._moved(epoch, positions, inverse=False)
+
+    def positions(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of this epoch at which these dataset indices are: the inverse of `indices`."""
+        return self._moved(epoch, indices, inverse=True)
+
+    def _moved(self, epoch: int, positions: NDArray[np.int64], *, inverse: bool) -> NDArray[np.int64]:
         if not self.settings.shuffle or not positions.size:
             return positions
-        unsigned = positions.astype(np.uint64)
-        if not self.window:
-            shuffled = permute(unsigned, self.num_samples, self._key(epoch, Purpose.WHOLE))
-        else:
-            shuffled = self._visit_runs(epoch, self._shuffle_windows(epoch, unsigned))
-        return shuffled.astype(np.int64)
 
-    def _key(self, epoch: int, purpose: Purpose) -> NDArray[np.uint64]:
-        return np.array([derive_key(self.settings.seed, purpose.value, epoch)], np.uint64)
+        def key(purpose: Purpose) -> NDArray[np.uint64]:
+            return np.array([derive_key(self.settings.seed, purpose.value, epoch)], np.uint64)
 
-    def _shuffle_windows(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Move each position within its window; the last window may be shorter than the others."""
-        window = min(self.window, self.num_samples)  # a larger one has the same effect, and may not fit into 64 bits
-        size = np.uint64(window)
-        window_of: NDArray[np.uint64] = positions // size
-        first: NDArray[np.uint64] = window_of * size
-        keys: NDArray[np.uint64] = self._key(epoch, Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
-        num_whole, last_size = divmod(self.num_samples, window)
-        whole = window_of < np.uint64(num_whole)
-        moved: NDArray[np.uint64] = first.copy()
-        if whole.all():
-            moved += permute(positions - first, window, keys)
-            return moved
-        for members, window_size in ((whole, window), (~whole, last_size)):
-            if members.any():
-                moved[members] += permute(positions[members] - first[members], window_size, keys[members])
-        return moved
+        size = np.uint64(self.num_samples)
+        return visit(self.settings, positions.astype(np.uint64), size, key, inverse=inverse).astype(np.int64)
 
-    def _visit_runs(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Map positions to samples: runs in permuted order, then the remaining samples. The cuts change each epoch."""
-        run_length = min(self.settings.run_length, self.num_samples + 1)  # no run is longer than the dataset
-        length = np.uint64(run_length)
-        num_runs = self.num_samples // run_length
-        slots = positions // length
-        runs = slots.copy()
-        in_runs = slots < np.uint64(num_runs)  # the others are the remaining samples, fewer than `run_length`
-        runs[in_runs] = self._permute_runs(epoch, slots[in_runs], num_runs)
-        rotation = derive_key(self.settings.seed, Purpose.ROTATION.value, epoch) % self.num_samples
-        samples: NDArray[np.uint64] = runs * length + (positions - slots * length) + np.uint64(rotation)
-        samples %= np.uint64(self.num_samples)
-        return samples
 
-    def _permute_runs(self, epoch: int, slots: NDArray[np.uint64], num_runs: int) -> NDArray[np.uint64]:
-        """Return the run that is visited in each slot. All samples of a run have the same slot."""
-        key = self._key(epoch, Purpose.RUNS)
-        if not slots.size:
-            return slots
-        first, last = slots.min(), slots.max()
-        if last - first >= slots.size:  # sparse: this rank's share, one of many
-            return permute(slots, num_runs, key)
-        runs: NDArray[np.uint64] = permute(np.arange(first, last + np.uint64(1)), num_runs, key)[slots - first]
-        return runs
+_Key = Callable[[Purpose], NDArray[np.uint64]]
+"""Returns keys for a purpose: `(1,)`, or `(n,)` with one for each position."""
+
+
+def visit(settings: OrderSettings, positions: Positions, sizes: Any, key: _Key, *, inverse: bool = False) -> Positions:
+    """Return the samples at these positions of shuffled epochs, `(n,) -> (n,)`; with `inverse`, the other way round.
+
+    `sizes`: the length of the dataset, or `(n,)`: positions may be in datasets of different lengths, with their keys.
+    """
+    if not settings.window:
+        return permute(positions, _plain(sizes), key(Purpose.WHOLE), inverse=inverse)
+    lengths = np.minimum(np.uint64(min(settings.run_length, MAX_SAMPLES)), sizes + np.uint64(1))
+    if inverse:
+        return _in_windows(settings, _in_runs(positions, sizes, lengths, key, inverse), sizes, key, inverse)
+    return _in_runs(_in_windows(settings, positions, sizes, key, inverse), sizes, lengths, key, inverse)
+
+
+def _in_windows(settings: OrderSettings, positions: Positions, sizes: Any, key: _Key, inverse: bool) -> Positions:
+    """Move each position within its window; the last window may be shorter than the others."""
+    window = np.minimum(np.uint64(min(settings.rounded_window, MAX_SAMPLES)), sizes)
+    window_of = positions // window
+    first: Positions = window_of * window
+    keys = key(Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
+    moved: Positions = first + permute(positions - first, np.minimum(window, sizes - first), keys, inverse=inverse)
+    return moved
+
+
+def _in_runs(positions: Positions, sizes: Any, lengths: Any, key: _Key, inverse: bool) -> Positions:
+    """Map positions to samples: runs in permuted order, then the remaining samples. The cuts change each epoch."""
+    num_runs, rotation = sizes // lengths, key(Purpose.ROTATION) % sizes
+    if inverse:
+        positions = (positions + (sizes - rotation)) % sizes
+    slots = positions // lengths
+    runs = slots.copy()
+    in_runs = slots < num_runs  # the others are the remaining samples, fewer than a run
+    keys, counts = key(Purpose.RUNS), num_runs if num_runs.ndim == 0 else num_runs[in_runs]
+    runs[in_runs] = _permuted_runs(slots[in_runs], counts, keys if keys.size == 1 else keys[in_runs], inverse)
+    samples: Positions = runs * lengths + (positions - slots * lengths)
+    return samples if inverse else (samples + rotation) % sizes
+
+
+def _permuted_runs(slots: Positions, counts: Any, keys: Positions, inverse: bool) -> Positions:
+    """Return the run that is visited in each slot. All samples of a run have the same slot."""
+    if not slots.size:
+        return slots
+    first, last = slots.min(), slots.max()
+    if counts.ndim or last - first >= slots.size:  # sparse: this rank's share, one of many
+        return permute(slots, _plain(counts), keys, inverse=inverse)
+    dense = np.arange(first, last + np.uint64(1))
+    runs: Positions = permute(dense, _plain(counts), keys, inverse=inverse)[slots - first]
+    return runs
+
+
+def _plain(sizes: Any) -> Any:
+    return int(sizes) if sizes.ndim == 0 else sizes

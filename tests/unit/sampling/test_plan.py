@@ -235,8 +235,8 @@ def test_a_window_is_made_of_whole_runs_and_about_as_large_as_asked(
     num_samples: int, window: int, batch_size: int
 ) -> None:
     order = Order(num_samples, OrderSettings.of(seed=1, shuffle=True, window=window, batch_size=batch_size))
-    assert order.window % order.settings.run_length == 0
-    assert abs(order.window - window) < order.settings.run_length
+    assert order.settings.rounded_window % order.settings.run_length == 0
+    assert abs(order.settings.rounded_window - window) < order.settings.run_length
 
 
 @pytest.mark.parametrize("window", [0, 40])
@@ -348,3 +348,18 @@ def test_any_number_of_ranks_is_planned_at_once(world_size: int, uneven: Uneven)
         plan = Plan.of(10, settings_of(world_size=world_size, rank=rank, uneven=uneven))
         expected = {Uneven.PAD: 1, Uneven.DROP: 0, Uneven.EXACT: int(rank < 10)}[uneven]
         assert [len(batch.indices) for batch in all_batches(plan)] == [1] * expected
+
+
+@given(
+    num_samples=st.one_of(st.integers(1, 300), st.integers(1, 2**62)),
+    window=st.one_of(st.just(0), st.integers(1, 400), st.integers(1, 2**70)),
+    run_length=st.integers(1, 40),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 2**62),
+)
+def test_the_positions_of_samples_are_the_inverse_of_the_samples_at_positions(
+    num_samples: int, window: int, run_length: int, shuffle: bool, epoch: int
+) -> None:
+    order = Order(num_samples, OrderSettings(5, shuffle, window, run_length))
+    positions = np.unique(np.linspace(0, num_samples - 1, 50).astype(np.int64))
+    assert order.positions(epoch, order.indices(epoch, positions)).tolist() == positions.tolist()
