@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from swift_loader.options import RayExecutor
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
+    from swift_loader.samplers.weighted import WeightedBatchSampler
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.shared.cache import cached
     from swift_loader.shared.lists import SharedList
@@ -114,6 +115,7 @@ __all__ = [
     "SwiftLoaderWarning",
     "TokenBudgetBatchSampler",
     "TooManyErrors",
+    "WeightedBatchSampler",
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
@@ -139,6 +141,7 @@ _HOMES = {
     "Stateful": "swift_loader.worker.stream",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
+    "WeightedBatchSampler": "swift_loader.samplers.weighted",
     "batch_key": "swift_loader.device.prefetch",
     "cached": "swift_loader.shared.cache",
     "default_collate": "swift_loader.batch.collate",

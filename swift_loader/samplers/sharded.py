@@ -114,15 +114,15 @@ class _PlannedSampler(ResumableSampler[_Item]):
     def _plan(self) -> Plan:
         return Plan.of(self._num_samples, replace(self._settings, order=self._run.order))
 
-    def _cuts(self, this: Pass) -> Iterator[tuple[list[int], int]]:
-        """Yield the batches of a pass, and the position after each, over all ranks. Advance the pass for each."""
-        plan = self._plan()
-        settings, first_step = plan.settings.resumed_at(Position(this.epoch, this.position))
-        plan = replace(plan, settings=settings)
-        reader = PlanReader(plan)
-        for step in range(first_step, plan.num_batches(this.epoch)):
-            after = plan.position_after(this.epoch, step).num_samples
-            yield reader.batch(this.epoch, step).indices.tolist(), after
+
+def cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
+    """Yield the batches of a pass, and the position after each, over all ranks. Advance the pass for each."""
+    settings, first_step = plan.settings.resumed_at(Position(this.epoch, this.position))
+    plan = replace(plan, settings=settings)
+    reader = PlanReader(plan)
+    for step in range(first_step, plan.num_batches(this.epoch)):
+        after = plan.position_after(this.epoch, step).num_samples
+        yield reader.batch(this.epoch, step).indices.tolist(), after
 
 
 class ShuffleBatchSampler(_PlannedSampler[list[int]]):
@@ -134,7 +134,7 @@ class ShuffleBatchSampler(_PlannedSampler[list[int]]):
         return self._settings.batch_size
 
     def _rest(self, this: Pass) -> Iterator[list[int]]:
-        for indices, after in self._cuts(this):
+        for indices, after in cut(self._plan(), this):
             this.advance(after, at_end=after == self._num_samples)
             yield indices
 
@@ -150,7 +150,7 @@ class ShuffleSampler(_PlannedSampler[int]):
     """
 
     def _rest(self, this: Pass) -> Iterator[int]:
-        for (*others, last), after in self._cuts(this):
+        for (*others, last), after in cut(self._plan(), this):
             for index in others:
                 if self.num_replicas == 1:  # else the other ranks' samples of this step lie between: it counts whole
                     this.advance(this.position + 1, at_end=False)

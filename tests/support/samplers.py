@@ -14,6 +14,7 @@ from swift_loader import (
     ShuffleBatchSampler,
     ShuffleSampler,
     TokenBudgetBatchSampler,
+    WeightedBatchSampler,
     distributed,
 )
 
@@ -41,6 +42,7 @@ MAKERS: dict[str, Make] = {
     "tokens, dropped": lambda n, r: TokenBudgetBatchSampler(
         LENGTHS, 60, padded=False, uneven="drop", seed=3, num_replicas=n, rank=r
     ),
+    "draws": lambda n, r: WeightedBatchSampler(LENGTHS, 4, seed=3, num_replicas=n, rank=r),
     "weighted": lambda n, r: distributed(WeightedRandomSampler([1.0] * 20, NUM_SAMPLES), n, r, seed=3),
     "weighted, own generator": lambda n, r: distributed(
         WeightedRandomSampler([1.0] * 20, NUM_SAMPLES, generator=torch.Generator()), n, r, seed=3, drop_last=True
