@@ -2,14 +2,15 @@
 
     epoch ──► permutation ──► buckets of neighbours, sorted by length ──► batches ──► batches in permuted order
 
-Every sample is in one batch. All steps are vectorised, except for one list look-up per batch. They are seeded, and the
-same in every process.
+Every sample is in one batch. All steps are vectorised, except for one list look-up per batch, and one per sample with
+`fit="best"`. They are seeded, and the same in every process.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Literal
 
@@ -20,18 +21,14 @@ from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.errors import warn
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
+from swift_loader.samplers.packing import Indices, best_fit, checked_lengths
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Uneven
 from swift_loader.sampling.run import Pass, Shard
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
-Indices = NDArray[np.int64]
-
-_BATCH_ORDER = 0xBA7C4
-"""Tells the key of the batches' order from that of the samples' order."""
-
-MAX_TOTAL = 2.0**61
-"""Lengths are rounded up and added as 64-bit integers."""
+_BATCH_ORDER, _BLOCK_ORDER = 0xBA7C4, 0xB10C5
+"""Tell the keys of the order of batches and of blocks from that of the samples' order."""
 
 BATCHES_PER_BUCKET = 100
 """With 32 log-normal lengths up to 2,000 in a batch, this leaves 4 % padding."""
@@ -43,26 +40,15 @@ MAX_TOKENS = 2**62
 """Larger budgets have the same effect, and sums must fit into 64 bits."""
 
 
-def _checked_lengths(lengths: Sequence[int] | Indices) -> Indices:
-    """Return the lengths as a new array, `(n,) int64`."""
-    array = np.asarray(lengths)
-    if array.ndim != 1:
-        raise ValueError(f"lengths has {array.ndim} dimensions; it must have one, with the length of each sample")
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"lengths are {array.dtype}; they must be integers, one for each sample")
-    if array.size and array.min() < 0:
-        index = int(np.argmax(array < 0))
-        raise ValueError(f"lengths[{index}]={array[index]} is negative; a length must be at least 0")
-    if array.sum(dtype=np.float64) >= MAX_TOTAL:
-        raise ValueError(f"the sum of lengths is {array.sum(dtype=np.float64):g}; it must be below 2**61")
-    return array.astype(np.int64)
-
-
 class _GroupedSampler(ResumableSampler[list[int]]):
     """Yields the batches of one rank. Memory is O(samples). A subclass cuts an epoch's samples into batches."""
 
     _num_unmoved = 0
     """How many batches at the end of an epoch stay there."""
+    _balance = 1
+    """How many batches, neighbours in cost, stay together."""
+    _num_samples: int
+    """Length of the dataset."""
 
     def __init__(
         self,
@@ -101,6 +87,40 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         """Return the number of batches of this rank in the whole epoch `epoch`. It may differ from epoch to epoch."""
         return self._shard.num_steps(len(self._batches(self.epoch)[1]))
 
+    def loss_scales(self, tokens: Sequence[int] | Indices) -> NDArray[np.float64]:
+        """Return what to multiply the mean loss of each batch by, `(n,)`, for what the next `iter()` yields.
+
+        Ranks of a step have different numbers of tokens. DDP and FSDP average gradients over ranks, which counts the
+        tokens of a small batch more. With these scales, the average is that of all tokens of the step:
+
+            scale = tokens of this rank's batch * number of ranks / tokens of the batches of all ranks in this step
+
+            for batch, scale in zip(loader, sampler.loss_scales(lengths - 1)):
+                loss = cross_entropy(model(batch), batch.labels) * scale
+
+        Call it before `iter()`: then it begins where the pass does, also after `load_state_dict`.
+
+        Args:
+            tokens: `(n,)` how many tokens of each sample of the dataset the loss counts.
+
+        Raises:
+            TypeError: They aren't integers.
+            ValueError: There is not one for each sample, or one is negative.
+        """
+        counts, following = checked_lengths(tokens), self._passes.next()
+        if len(counts) != self._num_samples:
+            raise ValueError(f"tokens has {len(counts)} samples, but the dataset has {self._num_samples}")
+        indices, starts, stops = self._batches(following.epoch)
+        sums = _sums(counts[indices], starts, stops)[following.position :]
+        num_full, num_left = divmod(len(sums), self.num_replicas)
+        steps = sums[: len(sums) - num_left].reshape(num_full, self.num_replicas)
+        picks = [replace(self._shard, rank=rank).pick(num_left) for rank in range(self.num_replicas)]
+        if picks[self.rank] is not None:
+            last = [0 if pick is None else sums[pick - num_left] for pick in picks]
+            steps = np.concatenate([steps, np.array([last], np.int64)])
+        scales: NDArray[np.float64] = steps[:, self.rank] * self.num_replicas / np.maximum(steps.sum(axis=1), 1)
+        return scales
+
     def _batches(self, epoch: int) -> tuple[Indices, Indices, Indices]:
         """Return the batches of an epoch over all ranks: `(n,)` dataset indices, and where each batch begins and ends.
 
@@ -112,35 +132,40 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         num_samples = len(self._costs)
         positions = np.arange(num_samples, dtype=np.int64)
         order = Order(num_samples, OrderSettings(self._seed, self._shuffle, 0, 1)).indices(epoch, positions)
-        if self._bucket_size:
-            order = self._sorted(order, positions // self._bucket_size)
-        stops = self._cut(self._costs[order])
+        order, stops = self._cut(order)
         starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])[: len(stops)]
         if self._shuffle:
-            turn = self._turn(epoch, len(stops))
-            starts, stops = starts[turn], stops[turn]
+            turn = self._turn(epoch, len(stops) - self._num_unmoved, _BATCH_ORDER)
+            starts[: len(turn)], stops[: len(turn)] = starts[turn], stops[turn]
+        if self._balance > 1:  # blocks of neighbours in cost, in permuted order. The rest, which cost least, comes last
+            blocks = np.argsort(-self._costs_of(order, starts, stops), kind="stable")
+            whole = blocks[: len(blocks) // self._balance * self._balance].reshape(-1, self._balance)
+            blocks[: whole.size] = whole[self._turn(epoch, len(whole), _BLOCK_ORDER)].reshape(-1)
+            starts, stops = starts[blocks], stops[blocks]
         made = self._members[order], starts, stops
         self._made = (self._seed, epoch, made)
         return made
 
-    def _cut(self, costs: Indices) -> Indices:
-        """Return where batches end, `(num_batches,)`. `costs`: those of the samples in their order."""
+    def _cut(self, order: Indices) -> tuple[Indices, Indices]:
+        """Return the samples batch after batch, and where batches end, `(num_batches,)`."""
         raise NotImplementedError
 
-    def _sorted(self, order: Indices, buckets: Indices) -> Indices:
+    def _costs_of(self, order: Indices, starts: Indices, stops: Indices) -> Indices:
+        """Return what each batch costs."""
+        raise NotImplementedError
+
+    def _sorted(self, order: Indices) -> Indices:
         """Sort each bucket by length, the longest first. Equal lengths stay in their order."""
-        costs = self._costs[order]
+        costs, buckets = self._costs[order], np.arange(len(order), dtype=np.int64) // self._bucket_size
         longest, num_buckets = int(costs.max(initial=0)), int(buckets.max(initial=0)) + 1
         if (longest + 1) * num_buckets < 1 << 62:  # one key is three times as fast as two
             return order[np.argsort(buckets * (longest + 1) - costs, kind="stable")]
         return order[np.lexsort((-costs, buckets))]
 
-    def _turn(self, epoch: int, num_batches: int) -> Indices:
-        """Return the order of the batches."""
-        num_moved = num_batches - self._num_unmoved
-        settings = OrderSettings(derive_key(self._seed, _BATCH_ORDER), shuffle=True, window=0, run_length=1)
-        moved = Order(num_moved, settings).indices(epoch, np.arange(num_moved, dtype=np.int64))
-        return np.concatenate([moved, np.arange(num_moved, num_batches, dtype=np.int64)])
+    def _turn(self, epoch: int, number: int, purpose: int) -> Indices:
+        """Return a permutation of `range(number)`."""
+        settings = OrderSettings(derive_key(self._seed, purpose), shuffle=True, window=0, run_length=1)
+        return Order(number, settings).indices(epoch, np.arange(number, dtype=np.int64))
 
 
 class LengthBucketBatchSampler(_GroupedSampler):
@@ -183,7 +208,7 @@ class LengthBucketBatchSampler(_GroupedSampler):
             ValueError: An argument is out of its range, or the ranks have no common seed.
         """
         refuse_sampler("lengths", lengths)
-        costs = _checked_lengths(lengths)
+        costs = checked_lengths(lengths)
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.drop_last = check_flag("drop_last", drop_last)
         size = min(self.batch_size, len(costs) + 1)  # a larger one has the same effect, and may not fit into 64 bits
@@ -194,13 +219,15 @@ class LengthBucketBatchSampler(_GroupedSampler):
         self._num_unmoved = int(len(costs) % size > 0 and not self.drop_last)  # it has less samples than the others
         facts = {"batch_size": self.batch_size, "bucket_size": bucket_size, "drop_last": int(self.drop_last)}
         ranks, members = ranks_of(num_replicas, rank), np.arange(len(costs), dtype=np.int64)
+        self._num_samples = len(costs)
         super().__init__(ranks, uneven, seed, shuffle, costs, members, bucket_size, facts)
 
-    def _cut(self, costs: Indices) -> Indices:
-        num_samples = len(costs)
+    def _cut(self, order: Indices) -> tuple[Indices, Indices]:
+        num_samples = len(order)
         size = min(self.batch_size, num_samples + 1)
         ends = np.arange(size, num_samples + size, size, dtype=np.int64)
-        return ends[: num_samples // size] if self.drop_last else np.minimum(ends, num_samples)
+        stops = ends[: num_samples // size] if self.drop_last else np.minimum(ends, num_samples)
+        return self._sorted(order), stops
 
 
 class Oversized(str, Enum):
@@ -212,6 +239,15 @@ class Oversized(str, Enum):
     """It is left out of every epoch, and a warning says how many are."""
     ALONE = "alone"
     """It is a batch of its own, which exceeds the budget."""
+
+
+class Fit(str, Enum):
+    """How batches of samples that aren't padded are filled."""
+
+    NEXT = "next"
+    """With the next sample, as long as it fits."""
+    BEST = "best"
+    """With the longest sample left, the next ones, and then the longest that still fits."""
 
 
 class TokenBudgetBatchSampler(_GroupedSampler):
@@ -228,6 +264,8 @@ class TokenBudgetBatchSampler(_GroupedSampler):
         *,
         max_samples: int | None = None,
         padded: bool = True,
+        fit: Literal["next", "best"] = "next",
+        balance: int = 1,
         pad_to_multiple_of: int = 1,
         oversized: Literal["raise", "drop", "alone"] = "raise",
         bucket_size: int = BUCKET_SIZE,
@@ -245,10 +283,17 @@ class TokenBudgetBatchSampler(_GroupedSampler):
             max_samples: Maximum of samples in a batch. None: no maximum.
             padded: Whether all samples of a batch are padded to its longest one. Then a batch costs its longest sample
                 times its samples. Otherwise it costs the sum of its lengths, and buckets aren't sorted.
+            fit: How batches are filled with `padded=False`. `"next"` takes the samples in shuffled order. `"best"`
+                begins each batch with the longest sample left in the bucket, goes on in shuffled order, and fills the
+                rest with the longest sample that fits: with log-normal lengths, batches are 99.6 % full. Then a bucket
+                has at least 100 batches.
+            balance: So many batches of nearly equal cost stay together, in permuted order. A number of ranks that
+                divides it has equal steps, if it begins at the start of an epoch. Otherwise, one step in `balance`
+                batches may be mixed. The order doesn't depend on the number of ranks. More means less mixing.
             pad_to_multiple_of: Lengths are rounded up to a multiple of this. An empty sample counts as one token.
             oversized: What happens to a sample that is longer than `max_tokens`. `"raise"` is a `ValueError`, `"drop"`
                 leaves it out, `"alone"` makes it a batch of its own.
-            bucket_size: Samples that are sorted together. More means less padding and less mixing.
+            bucket_size: Samples that are sorted or packed together. More means less padding and less mixing.
             shuffle: Whether to shuffle. If not, buckets follow the order of the dataset.
             seed: Seed of the order. None: that of torch's default generator; with several ranks, that of rank 0.
             uneven: What happens in the last step if there aren't batches for all ranks: `"pad"` repeats batches,
@@ -258,7 +303,8 @@ class TokenBudgetBatchSampler(_GroupedSampler):
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of its range, a sample is too long, or the ranks have no common seed.
+            ValueError: An argument is out of its range, a sample is too long, or the ranks have no common seed; or
+                `fit="best"` with padding, or `balance` without shuffling.
         """
         refuse_sampler("lengths", lengths)
         self.max_tokens = check_integer("max_tokens", max_tokens, 1)
@@ -266,25 +312,37 @@ class TokenBudgetBatchSampler(_GroupedSampler):
         multiple = check_integer("pad_to_multiple_of", pad_to_multiple_of, 1, 1 << 20)
         padded = check_flag("padded", padded)
         bucket_size = check_integer("bucket_size", bucket_size, 1)
-        costs = -(-np.maximum(_checked_lengths(lengths), 1) // multiple) * multiple
+        self._padded, self._fit = padded, check_choice("fit", fit, Fit)
+        if padded and self._fit is Fit.BEST:
+            raise ValueError("fit='best' packs samples that aren't padded; give padded=False, too")
+        self._balance = check_integer("balance", balance, 1, 1 << 20)
+        if self._balance > 1 and not shuffle:
+            raise ValueError(f"balance={balance} orders batches by cost; leave it out, or give shuffle=True")
+        costs = -(-np.maximum(checked_lengths(lengths), 1) // multiple) * multiple
         members = _members(costs, self.max_tokens, check_choice("oversized", oversized, Oversized))
-        costs = costs[members]
+        self._num_samples, costs = len(costs), costs[members]
         num_samples = max(len(costs), 1)
         self._max_samples = min(most or num_samples, num_samples)
         facts = {
             "max_tokens": self.max_tokens,
             "max_samples": most,
             "padded": int(padded),
+            "best fit": int(self._fit is Fit.BEST),
+            "balance": self._balance,
             "bucket_size": bucket_size,
         }
-        sorted_together = min(bucket_size, num_samples) if padded else 0
-        super().__init__(ranks_of(num_replicas, rank), uneven, seed, shuffle, costs, members, sorted_together, facts)
+        ranks, together = ranks_of(num_replicas, rank), min(bucket_size, num_samples)
+        super().__init__(ranks, uneven, seed, shuffle, costs, members, together, facts)
 
-    def _cut(self, costs: Indices) -> Indices:
-        """Fill batches. If samples are sorted, a batch costs its longest one times its samples, else the sum of all."""
-        num_samples, max_tokens = len(costs), min(self.max_tokens, MAX_TOKENS)
-        firsts = np.arange(num_samples, dtype=np.int64)
-        if self._bucket_size:
+    def _cut(self, order: Indices) -> tuple[Indices, Indices]:
+        num_samples, max_tokens = len(order), min(self.max_tokens, MAX_TOKENS)
+        if self._fit is Fit.BEST:
+            num_buckets = min(num_samples // self._bucket_size, int(self._costs.sum()) // (100 * max_tokens))
+            places, stops = best_fit(self._costs[order], max_tokens, self._max_samples, max(num_buckets, 1))
+            return order[places], stops
+        order = self._sorted(order) if self._padded else order
+        costs, firsts = self._costs[order], np.arange(num_samples, dtype=np.int64)
+        if self._padded:
             ends = firsts + np.minimum(max_tokens // costs, self._max_samples)
             np.minimum(ends, (firsts // self._bucket_size + 1) * self._bucket_size, out=ends)
         else:
@@ -296,7 +354,18 @@ class TokenBudgetBatchSampler(_GroupedSampler):
         while reached < num_samples:
             reached = followers[reached]
             chain.append(reached)
-        return np.array(chain, np.int64)
+        return order, np.array(chain, np.int64)
+
+    def _costs_of(self, order: Indices, starts: Indices, stops: Indices) -> Indices:
+        costs = self._costs[order]
+        return costs[starts] * (stops - starts) if self._padded else _sums(costs, starts, stops)
+
+
+def _sums(numbers: Indices, starts: Indices, stops: Indices) -> Indices:
+    """Return the sum of each range of numbers."""
+    sums: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers)])
+    ranges: Indices = sums[stops] - sums[starts]
+    return ranges
 
 
 def _members(costs: Indices, max_tokens: int, oversized: Oversized) -> Indices:

@@ -43,6 +43,9 @@ MAKERS: dict[str, Make] = {
         LENGTHS, 60, padded=False, uneven="drop", seed=3, num_replicas=n, rank=r
     ),
     "draws": lambda n, r: WeightedBatchSampler(LENGTHS, 4, seed=3, num_replicas=n, rank=r),
+    "tokens, packed": lambda n, r: TokenBudgetBatchSampler(
+        LENGTHS, 60, padded=False, fit="best", balance=4, bucket_size=20, seed=3, num_replicas=n, rank=r
+    ),
     "weighted": lambda n, r: distributed(WeightedRandomSampler([1.0] * 20, NUM_SAMPLES), n, r, seed=3),
     "weighted, own generator": lambda n, r: distributed(
         WeightedRandomSampler([1.0] * 20, NUM_SAMPLES, generator=torch.Generator()), n, r, seed=3, drop_last=True

@@ -126,7 +126,9 @@ def test_torchs_loader_takes_it(make: Make) -> None:
     assert [index for batch in loader for index in batch.tolist()] == flat(items)
 
 
-@pytest.mark.parametrize("name", ["shuffle batches", "buckets", "tokens", "draws", "weighted", "own state"])
+@pytest.mark.parametrize(
+    "name", ["shuffle batches", "buckets", "tokens", "tokens, packed", "draws", "weighted", "own state"]
+)
 @given(data=st.data(), before=st.integers(1, 5), after=st.integers(1, 5))
 @settings(max_examples=25, deadline=None)
 def test_another_number_of_ranks_draws_the_rest(name: str, data: st.DataObject, before: int, after: int) -> None:
