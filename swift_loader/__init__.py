@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
     from swift_loader.samplers.weighted import WeightedBatchSampler
+    from swift_loader.sampling.mixture import Mixture
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.shared.cache import cached
     from swift_loader.shared.lists import SharedList
@@ -94,6 +95,7 @@ __all__ = [
     "EncodeError",
     "LengthBucketBatchSampler",
     "LoaderClosed",
+    "Mixture",
     "NoDescriptorsLeft",
     "NoProcessesLeft",
     "ProtocolError",
@@ -132,6 +134,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "DataLoader": "swift_loader.dataloader.dataloader",
     "DevicePrefetcher": "swift_loader.device.prefetch",
+    "Mixture": "swift_loader.sampling.mixture",
     "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
     "RayExecutor": "swift_loader.options",
     "SampleFailure": "swift_loader.scheduler.sample_errors",

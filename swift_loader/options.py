@@ -41,6 +41,7 @@ from swift_loader.errors import counted, nbytes_text, warn
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.runtime import ProcessOwner
+from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits, chosen_in_flight
@@ -532,6 +533,10 @@ class Options:
                 "rng='worker' doesn't work with worker_type='thread' because threads share the random generators; give "
                 "rng='sample' or rng=None, or worker_type='process'"
             )
+
+    def order_settings(self) -> OrderSettings:
+        """Return the order of a new run."""
+        return replace(self.sampling.order_settings(), mix=mix_of(self.workers.dataset))
 
     @property
     def _copies_for_threads(self) -> bool:

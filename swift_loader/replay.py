@@ -216,7 +216,7 @@ def _options_for_one_batch(loader: SwiftLoader, batch_size: int | None, world_si
 
 def _check_run(options: Options, saved: Checkpoint, num_samples: int, chosen: frozenset[str]) -> None:
     """Raise or warn if this can't be the dataset or the loader of the run."""
-    run = Run(options.sampling.order_settings(), chosen)
+    run = Run(options.order_settings(), chosen)
     run.load_state_dict(saved.to_dict())
     run.note_length(num_samples)
     if options.workers.rng is not Rng.SAMPLE:

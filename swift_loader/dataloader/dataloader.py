@@ -28,6 +28,7 @@ from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayE
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
+from swift_loader.sampling.mixture import Mixture
 from swift_loader.scheduler.parts import Splits
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard
@@ -147,6 +148,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             raise TypeError(
                 f"dataset is a DataPipe, a {type(dataset).__name__}, which this loader can't shuffle and share out as "
                 f"torch's does; give a Dataset or an IterableDataset, or use torch.utils.data.DataLoader for it"
+            )
+        if isinstance(dataset, Mixture) and sampler is None and batch_sampler is None:
+            raise ValueError(
+                "a Mixture needs a sampler that knows its weights: give "
+                "batch_sampler=ShuffleBatchSampler(mixture, batch_size), which also splits it over the ranks"
             )
         self.seed = self._order_seed = None if seed is None else check_integer("seed", seed, 0)
         if seed is not None and generator is None:

@@ -7,6 +7,7 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 from __future__ import annotations
 
 import uuid
+import zlib
 from typing import Any, NamedTuple
 
 from swift_loader.errors import warn
@@ -61,6 +62,7 @@ def agree_on_run(
         "epoch": position.epoch,
         "position": position.num_samples,
         "skipped": str(run.skips.to_list()),
+        "mixture": "none" if order.mix is None else f"{zlib.crc32(str(order.mix.to_dict()).encode()):08x}",
         _CLOCK: order.seed,
     }
     if shares_batches:

@@ -33,6 +33,7 @@ from swift_loader.checks import check_choice, check_flag, check_integer, check_o
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
+from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
 from swift_loader.sampling.run import Checkpoint, Pass, Run, Shard
@@ -61,7 +62,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
         """Start with epoch 0. With several ranks and no seed, this blocks until all ranks are here.
 
         Args:
-            dataset: The dataset, or its length.
+            dataset: The dataset, its length, or a `Mixture`.
             batch_size: Samples in a batch of one rank.
             shuffle: Whether to shuffle.
             seed: Seed of the order. None: that of torch's default generator; with several ranks, that of rank 0.
@@ -83,6 +84,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
         chosen_uneven, ranks = check_choice("uneven", uneven, Uneven), ranks_of(num_replicas, rank)
         super().__init__(ranks, seed, is_seed_used=shuffle)
         order = OrderSettings.of(seed=self._seed, shuffle=shuffle, window=window, batch_size=batch_size)
+        order = replace(order, mix=mix_of(dataset))
         given = {"shuffle": True, "seed": seed is not None, "nearby_shuffle": shuffle and window is not None}
         self._run = Run(order, frozenset(name for name, is_given in given.items() if is_given))
         """The order. A loaded state may replace it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer
+from swift_loader.sampling.mixture import Mix
 from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, Position, SkippedRange, Skips, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 
@@ -29,6 +30,8 @@ _FORMS = {
 _OPTIONAL = {"num_samples": _ANY}
 _SKIPPED = "skipped"
 """The field of the skips. A run that skips nothing doesn't have it."""
+_MIXTURE = "mixture"
+"""The field of a mixture."""
 
 
 class PassState(Enum):
@@ -196,6 +199,8 @@ class Checkpoint:
         }
         if self.num_samples is not None:
             state["num_samples"] = self.num_samples
+        if self.order.mix is not None:
+            state[_MIXTURE] = self.order.mix.to_dict()
         if self.skips:
             state[_SKIPPED] = self.skips.to_list()
         return state
@@ -204,7 +209,7 @@ class Checkpoint:
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`."""
         check_version(state, VERSION, "SwiftLoader")
-        unknown = sorted(map(str, set(state) - {"version", *_FORMS, *_OPTIONAL, _SKIPPED}))
+        unknown = sorted(map(str, set(state) - {"version", *_FORMS, *_OPTIONAL, _SKIPPED, _MIXTURE}))
         if unknown:
             raise StateMismatch(
                 f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
@@ -218,7 +223,9 @@ class Checkpoint:
                 f"the state's position={position} is greater than its num_samples={num_samples}; pass the dict that "
                 f"state_dict() returned, unchanged"
             )
-        order = OrderSettings(fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"])
+        mix = Mix.from_dict(state[_MIXTURE]) if _MIXTURE in state else None
+        parts = fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"]
+        order = OrderSettings(*parts, mix)
         skips = Skips.from_list(state.get(_SKIPPED, []), num_samples)
         return cls(order, Position(fields["epoch"], position), num_samples, skips)
 
@@ -303,11 +310,23 @@ class Run(EpochRule):
                 )
         if self.num_samples is not None:
             _check_length(saved, self.num_samples)
-        self.order = saved.order
+        self.order = self._resumed_order(saved)
         self.skips = saved.skips
         self._saved = saved
         self.this = None
         self.restore(saved.position.epoch, saved.position.num_samples)
+
+    def _resumed_order(self, saved: Checkpoint) -> OrderSettings:
+        mix, mix_then, at = self.order.mix, saved.order.mix, saved.position
+        if mix is None and mix_then is None:
+            return saved.order
+        if mix is None or mix_then is None:
+            kinds = ("a mixture", "another dataset")
+            raise StateMismatch(
+                f"the state is of {kinds[mix_then is None]}, but this loader has {kinds[mix is None]}; give the "
+                f"dataset that the state was saved with, or start a new run without load_state_dict()"
+            )
+        return replace(saved.order, mix=mix.resumed(mix_then, at.epoch * mix_then.epoch_size + at.num_samples))
 
     def skip(self, asked: Iterable[SkippedRange], num_samples: int) -> None:
         """Leave ranges out from now on. What is skipped already may be asked for again.

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.sampling.permutation import Positions, Purpose, derive_key, permute
+
+if TYPE_CHECKING:
+    from swift_loader.sampling.mixture import Mix
 
 MIXING = 0.73
 """Minimum ratio of distinct runs in a batch to samples in it, on average. It determines the length of the runs if the
@@ -75,6 +78,8 @@ class OrderSettings:
     """Number of samples to shuffle together; 0: all of them."""
     run_length: int
     """Number of consecutive samples that stay in one window."""
+    mix: Mix | None = None
+    """Of a mixture, of which each source is visited in this order."""
 
     @classmethod
     def of(cls, *, seed: int, shuffle: bool, window: int | None, batch_size: int) -> OrderSettings:
@@ -112,6 +117,9 @@ class Order:
         return self._moved(epoch, indices, inverse=True)
 
     def _moved(self, epoch: int, positions: NDArray[np.int64], *, inverse: bool) -> NDArray[np.int64]:
+        if self.settings.mix is not None:
+            assert not inverse, "a mixture excludes rows itself"
+            return self.settings.mix.indices(self.settings, epoch, positions)
         if not self.settings.shuffle or not positions.size:
             return positions
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from swift_loader.batch.collate import collate_to_send, default_collate
 from swift_loader.checks import check_callable, check_choice, check_flag, option
+from swift_loader.sampling.mixture import Mixture
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import is_importable
 from swift_loader.worker.fetch import OnError
@@ -111,6 +112,11 @@ class WorkerOptions:
             return self.dataset
         seed_for_construction(self.rng)
         dataset = self.dataset_class(**(self.dataset_kwargs or {}))
+        if isinstance(dataset, Mixture):
+            raise TypeError(
+                "dataset_class returned a Mixture, whose weights this process's loader must know; give "
+                "dataset=Mixture(...), with sources that open their files on first use"
+            )
         return dataset if self.share is None else self.share(dataset)
 
 

@@ -1,0 +1,558 @@
+"""Mixtures of datasets: which sample of which source stands at a position. Pure arithmetic, but for the `Mixture`.
+
+Guarantees: the sample at a position depends on the sources' lengths, the changes of their weights, the seed and the
+position, and on nothing else. Seeking is O(log sources), memory is O(sources * changes). At any position, each source
+has had its share within one or two samples, also over changes of the weights.
+
+    position ──► segment of constant weights ──► down a tree: source, and how many of its samples came before
+             ──► epoch and position in that source ──► the source's order ──► row
+
+The tree is Huffman's: the two lightest nodes are joined until one is left. Of the first n samples of a node,
+`floor(share * n + phase)` are the left child's. Both children's counts grow by at most one with n, so the next sample
+is the child's whose count grows. The phases carry over what a source is owed from the segment before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import StateMismatch
+from swift_loader.sampling.integers import as_integer, shown
+from swift_loader.sampling.permutation import Positions, Purpose, derive_key, derive_keys
+from swift_loader.sampling.shuffle import OrderSettings, visit
+
+MAX_SOURCES = 1 << 10
+MAX_POSITION = 1 << 62
+"""Positions, over all epochs, are below this."""
+
+RAMP_PIECES = 64
+"""So many steps approximate a ramp from one change to the next."""
+
+_ROW_BITS, _SOURCE_BITS, _EPOCH_BITS = 40, 10, 12
+"""Of the index of a sample, below its highest bit. Epochs of a source wrap around."""
+_MARK = 1 << (_ROW_BITS + _SOURCE_BITS + _EPOCH_BITS)
+"""Tells the index of a sample in the mixture from a place in the row of all sources."""
+
+_SHARE_BITS = 30
+_MAX_EXACT = 1 << 31
+"""Integer weights with at most this sum give exact shares. Products of a weight and a count fit into 64 bits."""
+
+_MIXED = 0x313D
+"""Tells the keys of the sources from those of a dataset's order."""
+
+Weights = tuple[float, ...]
+"""Of each source. At least 0, and not all 0."""
+Changes = tuple[tuple[int, Weights], ...]
+"""Positions, in order, from which on weights hold. The first is 0."""
+
+
+class Row(NamedTuple):
+    """Which sample an index of a mixture is."""
+
+    source: str
+    row: int
+    """Its index in the source."""
+    epoch: int
+    """How often the source was visited before, modulo 4,096. Random draws of the sample depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Rows of a source that are left out from a position on."""
+
+    position: int
+    source: int
+    ranges: tuple[tuple[int, int], ...]
+    """`[begin, end)`."""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows, `(n,)`."""
+        return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in self.ranges])
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What the order of a mixture depends on, beside the `OrderSettings` that it is in."""
+
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    epoch_size: int
+    """Samples in an epoch of the mixture."""
+    changes: Changes
+    given: Changes
+    """What the program says. A resumed run keeps its changes as long as the program says the same."""
+    excluded: tuple[Excluded, ...] = ()
+    _made: list[_Tables] = field(default_factory=list, init=False, compare=False, repr=False)
+    """Holds the tables, once they are made."""
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.names, self.lengths, self.epoch_size, self.changes, self.given, self.excluded)
+
+    def indices(self, settings: OrderSettings, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples at these positions of an epoch as indices of the `Mixture`; `(n,) -> (n,)`."""
+        if (epoch + 1) * self.epoch_size > MAX_POSITION:
+            raise ValueError(f"epoch {epoch} of {self.epoch_size} samples is beyond a mixture's 2**62 samples")
+        sources, rows, epochs = self.rows(settings, epoch * self.epoch_size + positions)
+        epochs &= np.uint64((1 << _EPOCH_BITS) - 1)
+        packed = (epochs << np.uint64(_SOURCE_BITS) | sources.astype(np.uint64)) << np.uint64(_ROW_BITS)
+        packed += rows + np.uint64(_MARK)
+        indices: NDArray[np.int64] = packed.astype(np.int64)
+        return indices
+
+    def rows(
+        self, settings: OrderSettings, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], Positions, Positions]:
+        """Return source, row and the source's epoch at each position, over all epochs."""
+        if not self._made:
+            self._made.append(_Tables.of(self))
+        tables = self._made[0]
+        sources, counts = tables.at(positions.astype(np.uint64))
+        sizes = np.array(self.lengths, np.uint64)[sources]
+        epochs = counts // sizes
+        places = counts - epochs * sizes
+        for source, eras in tables.eras(self, settings).items():
+            here = np.flatnonzero(sources == source)
+            epochs[here], places[here] = _in_eras(self, settings, source, eras, counts[here])
+        return sources, self._visited(settings, sources, epochs, places), epochs
+
+    def _visited(
+        self, settings: OrderSettings, sources: Any, epochs: Positions, places: Positions, *, inverse: bool = False
+    ) -> Positions:
+        """Return the rows that the sources' orders have at these places; with `inverse`, the places of these rows."""
+        if not settings.shuffle or not places.size:
+            return places
+        numbers = np.broadcast_to(np.asarray(sources).astype(np.uint64), places.shape)
+
+        def key(purpose: Purpose) -> Positions:
+            return derive_keys(derive_keys(derive_key(settings.seed, _MIXED, purpose.value), numbers), epochs)
+
+        return visit(settings, places, np.array(self.lengths, np.uint64)[numbers], key, inverse=inverse)
+
+    # Changes ----------------------------------------------------------------------------------------------------------
+
+    def reweighted(self, position: int, weights: Weights) -> Mix:
+        """Return the mix with these weights from a position on. Later changes are dropped."""
+        return replace(self, changes=(*(one for one in self.changes if one[0] < position), (position, weights)))
+
+    def excluding(self, position: int, source: int, rows: NDArray[np.int64]) -> Mix:
+        """Return the mix without these rows from a position on. A ValueError if no row of the source is left."""
+        before = [one.rows for one in self.excluded if one.source == source]
+        new = np.setdiff1d(rows, np.concatenate(before)) if before else np.unique(rows)
+        if len(new) + sum(map(len, before)) >= self.lengths[source]:
+            raise ValueError(
+                f"all {self.lengths[source]} rows of the source {self.names[source]!r} would be excluded; give it the "
+                f"weight 0 instead"
+            )
+        borders = np.flatnonzero(np.diff(new) != 1) + 1
+        ranges = tuple((int(part[0]), int(part[-1]) + 1) for part in np.split(new, borders) if part.size)
+        return replace(self, excluded=(*self.excluded, Excluded(position, source, ranges))) if ranges else self
+
+    def resumed(self, saved: Mix, position: int) -> Mix:
+        """Return how a run goes on that was saved at this position. `self` is what the program says now.
+
+        The past stays as it was. If the program says the same as in that run, so does the future.
+        """
+        num_saved = len(saved.names)
+        if (self.names[:num_saved], self.lengths[:num_saved]) != (saved.names, saved.lengths):
+            raise StateMismatch(
+                f"the state was saved with the sources {_shown_sources(saved)}, but this mixture has "
+                f"{_shown_sources(self)}. Give the same ones in the same order, with new ones behind them; a "
+                f"weight of 0 takes one out"
+            )
+        if self.epoch_size != saved.epoch_size:
+            raise StateMismatch(
+                f"the state was saved with epoch_size={saved.epoch_size}, but this mixture has {self.epoch_size}; give "
+                f"Mixture(epoch_size={saved.epoch_size})"
+            )
+        if self.given == saved.given and len(self.names) == num_saved:
+            return saved
+        new = (0.0,) * (len(self.names) - num_saved)
+        past = [(begin, (*weights, *new)) for begin, weights in saved.changes if begin < position]
+        present = [weights for begin, weights in self.given if begin <= position][-1]
+        future = [one for one in self.given if one[0] > position]
+        return replace(self, changes=(*past, (position, present), *future), excluded=saved.excluded)
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mix as plain JSON types."""
+        state: dict[str, Any] = {
+            "sources": [[name, length] for name, length in zip(self.names, self.lengths, strict=True)],
+            "epoch_size": self.epoch_size,
+            "weights": [[begin, list(weights)] for begin, weights in self.changes],
+            "given": [[begin, list(weights)] for begin, weights in self.given],
+        }
+        if self.excluded:
+            state["excluded"] = [
+                [one.position, one.source, [list(pair) for pair in one.ranges]] for one in self.excluded
+            ]
+        return state
+
+    @classmethod
+    def from_dict(cls, state: Any) -> Mix:
+        """Return the mix of a saved state."""
+        try:
+            names, lengths = zip(*((str(name), _natural(length)) for name, length in state["sources"]), strict=True)
+            changes, given = (
+                tuple((_natural(begin), tuple(map(float, weights))) for begin, weights in state[part])
+                for part in ("weights", "given")
+            )
+            excluded = tuple(
+                Excluded(
+                    _natural(begin), _natural(source), tuple((_natural(low), _natural(high)) for low, high in ranges)
+                )
+                for begin, source, ranges in state.get("excluded", ())
+            )
+            mix = cls(names, lengths, _natural(state["epoch_size"]), changes, given, excluded)
+            for one in (*changes, *given):
+                check_weights(one[1], len(names))
+            begins = [begin for begin, _ in changes]
+            if begins != sorted(begins) or begins[0] or given[0][0]:
+                raise ValueError
+            if any(not one.ranges or max(map(max, one.ranges)) > lengths[one.source] for one in excluded):
+                raise ValueError
+        except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+            text = shown(state)[:100]
+            raise StateMismatch(
+                f"the state's mixture={text} isn't what a mixture saves; pass the dict that state_dict() returned, "
+                f"unchanged"
+            ) from error
+        return mix
+
+
+def _natural(value: Any) -> int:
+    number = as_integer(value)
+    if number is None or number < 0:
+        raise ValueError
+    return number
+
+
+def _shown_sources(mix: Mix) -> str:
+    return ", ".join(f"{name} ({length:,})" for name, length in zip(mix.names, mix.lengths, strict=True))
+
+
+def check_weights(weights: Weights, num_sources: int) -> None:
+    """Raise ValueError if they aren't weights of so many sources."""
+    if len(weights) != num_sources or not all(0 <= one < math.inf for one in weights) or not any(weights):
+        raise ValueError(f"weights={list(weights)} must be {num_sources} numbers of at least 0, and not all of them 0")
+
+
+# Which source ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The trees of all segments, in arrays. Leaves come first: node `k` is the leaf of source `k` in all of them."""
+
+    starts: NDArray[np.uint64]
+    """`(segments,)` positions at which they begin."""
+    roots: NDArray[np.int64]
+    """`(segments,)`."""
+    before: NDArray[np.uint64]
+    """`(segments, sources)` how many samples of each source came before the segment."""
+    forks: NDArray[np.uint64]
+    """`(nodes, 3)`: of the first n samples of a node, `(share * n + phase) // whole` are its left child's."""
+    children: NDArray[np.int64]
+    """`(nodes, 2)`."""
+    _eras: dict[tuple[int, bool, int, int], dict[int, list[_Era]]] = field(default_factory=dict)
+    """By what the sources' orders depend on."""
+
+    @classmethod
+    def of(cls, mix: Mix) -> _Tables:
+        num_sources = len(mix.lengths)
+        forks, children = [(0, 0, 1)] * num_sources, [(0, 0)] * num_sources
+        roots, before = list[int](), [[0] * num_sources]
+        owed = [0.0] * num_sources
+        ends = [begin for begin, _ in mix.changes[1:]]
+        for (begin, weights), end in zip(mix.changes, [*ends, None], strict=True):
+            root = _plant(weights, owed, forks, children)
+            roots.append(root)
+            if end is None:
+                break
+            counts = [0] * num_sources
+            _count(root, end - begin, forks, children, counts)
+            total = math.fsum(weights)
+            owed = [
+                debt + weight / total * (end - begin) - count
+                for debt, weight, count in zip(owed, weights, counts, strict=True)
+            ]
+            before.append([one + count for one, count in zip(before[-1], counts, strict=True)])
+        starts = np.array([begin for begin, _ in mix.changes], np.uint64)
+        arrays = np.array(roots, np.int64), np.array(before, np.uint64), np.array(forks, np.uint64)
+        return cls(starts, *arrays, np.array(children, np.int64))
+
+    def at(self, positions: Positions) -> tuple[NDArray[np.int64], Positions]:
+        """Return the source at each position, and how many of its samples came before."""
+        segments = np.searchsorted(self.starts, positions, side="right") - 1
+        nodes, counts = self.roots[segments], positions - self.starts[segments]
+        num_sources, active = self.before.shape[1], np.arange(len(positions))
+        while (active := active[nodes[active] >= num_sources]).size:
+            at, count = nodes[active], counts[active]
+            share, phase, whole = self.forks[at].T
+            rounds = count // whole
+            rest = (count - rounds * whole) * share + phase
+            left = rounds * share + rest // whole
+            is_left = rest % whole + share >= whole  # so the next sample is the left child's
+            counts[active] = np.where(is_left, left, count - left)
+            nodes[active] = np.where(is_left, *self.children[at].T)
+        return nodes, counts + self.before[segments, nodes]
+
+    def counts(self, position: int) -> list[int]:
+        """Return how many samples of each source come before a position."""
+        segment = int(np.searchsorted(self.starts, np.uint64(position), side="right")) - 1
+        counts: list[int] = self.before[segment].tolist()
+        _count(int(self.roots[segment]), position - int(self.starts[segment]), self.forks, self.children, counts)
+        return counts
+
+    def eras(self, mix: Mix, settings: OrderSettings) -> dict[int, list[_Era]]:
+        """Return the eras of each source of which rows are excluded."""
+        if not mix.excluded:
+            return {}
+        key = settings.seed, settings.shuffle, settings.window, settings.run_length
+        if key not in self._eras:
+            made: dict[int, list[_Era]] = {}
+            for one in mix.excluded:
+                eras = made.setdefault(one.source, [_Era(0, 0, 0, np.empty(0, np.int64))])
+                count = self.counts(one.position)[one.source]
+                epoch, place = _in_eras(mix, settings, one.source, eras, np.array([count], np.uint64))
+                eras.append(_Era(count, int(epoch[0]), int(place[0]), np.concatenate([eras[-1].rows, one.rows])))
+            self._eras[key] = made
+        return self._eras[key]
+
+
+def _plant(
+    weights: Weights, owed: list[float], forks: list[tuple[int, int, int]], children: list[tuple[int, int]]
+) -> int:
+    """Add the tree of a segment. Return its root. `owed`: what each source should have had more before."""
+    is_exact = all(weight == int(weight) for weight in weights) and sum(weights) <= _MAX_EXACT
+    heap = [(weight, number, debt) for number, (weight, debt) in enumerate(zip(weights, owed, strict=True)) if weight]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        right, right_node, right_debt = heapq.heappop(heap)
+        left, left_node, left_debt = heapq.heappop(heap)
+        both, debt = left + right, left_debt + right_debt
+        whole = int(both) if is_exact else 1 << _SHARE_BITS
+        share = int(left) if is_exact else round(left / both * whole)
+        phase = whole // 2 + round((left_debt - left / both * debt) * whole)
+        heapq.heappush(heap, (both, len(forks), debt))
+        forks.append((share, min(max(phase, 0), whole - 1), whole))
+        children.append((left_node, right_node))
+    return heap[0][1]
+
+
+def _count(node: int, num_samples: int, forks: Any, children: Any, counts: list[int]) -> None:
+    """Add how many of the first samples of a node each source has."""
+    waiting = [(node, num_samples)]
+    while waiting:
+        node, number = waiting.pop()
+        if node < len(counts):
+            counts[node] += number
+        elif number:
+            share, phase, whole = map(int, forks[node])
+            left = (share * number + phase) // whole
+            waiting += zip(map(int, children[node]), (left, number - left), strict=True)
+
+
+# Rows that are left out -----------------------------------------------------------------------------------------------
+
+
+class _Era(NamedTuple):
+    """A source with the same rows excluded, from one of its samples on."""
+
+    begin: int
+    """How many samples of the source came before."""
+    epoch: int
+    place: int
+    """Where the era begins in that epoch of the source's order."""
+    rows: NDArray[np.int64]
+    """`(n,)` what is excluded."""
+
+
+def _in_eras(
+    mix: Mix, settings: OrderSettings, source: int, eras: list[_Era], counts: Positions
+) -> tuple[Positions, Positions]:
+    """Return epoch and place in it of the samples of a source before which so many came."""
+    size = mix.lengths[source]
+    epochs, places = np.empty_like(counts), np.empty_like(counts)
+
+    def gaps(epoch: int) -> Positions:
+        """Return the places of an epoch that are left out, sorted."""
+        every = np.full(len(era.rows), epoch, np.uint64)
+        return np.sort(mix._visited(settings, source, every, era.rows.astype(np.uint64), inverse=True))  # noqa: SLF001
+
+    for number, era in enumerate(eras):
+        end = eras[number + 1].begin if number + 1 < len(eras) else MAX_POSITION
+        here = np.flatnonzero((counts >= np.uint64(era.begin)) & (counts < np.uint64(end)))
+        if not here.size:
+            continue
+        first = gaps(era.epoch)
+        first = first[first >= np.uint64(era.place)]
+        num_first, per_epoch = size - era.place - len(first), size - len(era.rows)
+        since = (counts[here] - np.uint64(era.begin)).astype(np.int64)
+        later = np.maximum(since - num_first, -1) // per_epoch  # -1: in the epoch in which the era begins
+        epochs[here] = (era.epoch + 1 + later).astype(np.uint64)
+        for turn in np.unique(later).tolist():
+            members = here[later == turn]
+            left_out = first if turn < 0 else gaps(era.epoch + 1 + turn)
+            begin = era.place if turn < 0 else -num_first - turn * per_epoch
+            kept = (counts[members] - np.uint64(era.begin)).astype(np.int64) + begin
+            before = left_out.astype(np.int64) - np.arange(len(left_out))
+            places[members] = (kept + np.searchsorted(before, kept, side="right")).astype(np.uint64)
+    return epochs, places
+
+
+# The dataset ----------------------------------------------------------------------------------------------------------
+
+
+class Mixture:
+    """Several map-style datasets with weights, for `SwiftLoader` and `ShuffleBatchSampler`.
+
+        mixture = Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
+        loader = SwiftLoader(dataset=mixture, batch_size=32, worker_per_consumer=4, seed=0)
+
+    Of any number of samples, each source has had its share within one or two samples. Each source has its own epochs:
+    once all its rows came, it begins again, in a new order. A mixture's epoch is `epoch_size` samples, and the next one
+    goes on where it ended.
+
+    `mixture[i]` is row `i` of all sources in a row, as in torch's `ConcatDataset`. The loader and the samplers use
+    other indices, which also say how often a source was visited before. `locate` names the row of any index.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, float] | Mapping[int, Mapping[str, float]] | None = None,
+        *,
+        temperature: float = 1.0,
+        ramp: bool = False,
+        epoch_size: int | None = None,
+    ) -> None:
+        """Take the lengths of the sources.
+
+        Args:
+            sources: 1 to 1,024 map-style datasets by name, each with 1 to 2**40 rows.
+            weights: How often each source comes, relative to the others; 0 leaves it out. Or several of them, by the
+                sample from which on they hold: `{0: {"web": 1, "code": 0}, 1_000_000: {"web": 2, "code": 1}}`. Samples
+                are counted over all ranks and epochs: step `s` begins at sample `s * batch_size * ranks`. Default: the
+                lengths. Integers with a sum of at most 2**31 give exact shares.
+            temperature: Each weight is raised to the power `1 / temperature`. More than 1 makes small sources come more
+                often.
+            ramp: True changes the weights linearly from each given sample to the next, in 64 steps.
+            epoch_size: Samples in an epoch of the mixture, over all ranks. Default: the sum of the lengths.
+
+        Raises:
+            TypeError: A source isn't a map-style dataset, or has no name.
+            ValueError: A source is empty, or weights don't name the sources.
+        """
+        lengths = _lengths_of(sources)
+        self.sources = dict(sources)
+        """The datasets by name."""
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature={temperature} must be a positive number")
+        if weights is None:
+            weights = dict(zip(sources, map(float, lengths), strict=True))
+        is_schedule = bool(weights) and all(as_integer(begin) is not None for begin in weights)
+        given: Any = dict(weights) if is_schedule else {0: weights}
+        if 0 not in given or min(given) < 0 or max(given) >= MAX_POSITION:
+            raise ValueError(f"weights change at the samples {', '.join(map(str, given))}; one of them must be 0")
+        changes: list[tuple[int, Weights]] = []
+        for begin in sorted(given):
+            chosen = weights_of(given[begin], tuple(sources), temperature)
+            if ramp and changes:
+                changes += _ramp(changes[-1], (begin, chosen))
+            changes.append((begin, chosen))
+        size = sum(lengths) if epoch_size is None else as_integer(epoch_size)
+        if size is None or not 1 <= size < MAX_POSITION:
+            raise ValueError(f"epoch_size={epoch_size!r} must be an integer of at least 1")
+        self._mix = Mix(tuple(sources), lengths, size, tuple(changes), tuple(changes))
+
+    def __len__(self) -> int:
+        """Return the number of samples in an epoch of the mixture."""
+        return self._mix.epoch_size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample. What a source raises has a note that names the row."""
+        name, row, _ = self.locate(index)
+        try:
+            return self.sources[name][row]
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"at row {row} of the mixture's source {name!r}")
+            raise
+
+    def locate(self, index: int) -> Row:
+        """Return which row an index is, such as one of `loader.batch_indices`.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        lengths, number, epoch, row = self._mix.lengths, 0, 0, int(index)
+        if row >= _MARK:
+            rest, row = divmod(row - _MARK, 1 << _ROW_BITS)
+            epoch, number = divmod(rest, 1 << _SOURCE_BITS)
+        elif 0 <= row < sum(lengths):
+            while row >= lengths[number]:
+                row -= lengths[number]
+                number += 1
+        if number >= len(lengths) or not 0 <= row < lengths[number]:
+            raise IndexError(f"index {index} is beyond the sources' {sum(lengths)} rows, and no sample of this mixture")
+        return Row(self._mix.names[number], row, epoch)
+
+    def __repr__(self) -> str:
+        weights = self._mix.changes[0][1]
+        shares = [f"{name} {weight / sum(weights):.3g}" for name, weight in zip(self.sources, weights, strict=True)]
+        more = f", {len(self._mix.changes) - 1} changes" if len(self._mix.changes) > 1 else ""
+        return f"<Mixture: {', '.join(shares)}{more}, {len(self):,} samples>"
+
+
+def _lengths_of(sources: Any) -> tuple[int, ...]:
+    """Return the lengths of the sources. Raises as `Mixture` does."""
+    if not isinstance(sources, Mapping) or not all(isinstance(name, str) for name in sources):
+        raise TypeError("sources must be a dict of datasets by name, such as {'web': web, 'code': code}")
+    if not 1 <= len(sources) <= MAX_SOURCES:
+        raise ValueError(f"there are {len(sources)} sources; a mixture has 1 to {MAX_SOURCES}")
+    for name, source in sources.items():
+        if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+            raise TypeError(
+                f"the source {name!r} is a {type(source).__name__}; it must be a map-style dataset, which has "
+                f"__getitem__(index) and __len__(). For streams, use Pipeline.mix"
+            )
+        if not 1 <= len(source) <= 1 << _ROW_BITS:
+            raise ValueError(f"the source {name!r} has {len(source)} rows; a source has 1 to 2**{_ROW_BITS}")
+    return tuple(map(len, sources.values()))
+
+
+def mix_of(dataset: Any) -> Mix | None:
+    """Return what the order of a mixture depends on; None for any other dataset."""
+    return dataset._mix if isinstance(dataset, Mixture) else None  # noqa: SLF001 - of this module
+
+
+def weights_of(given: Any, names: tuple[str, ...], temperature: float = 1.0) -> Weights:
+    """Return weights in the order of the sources, from a dict by name."""
+    if not isinstance(given, Mapping) or set(given) != set(names):
+        has = ", ".join(map(repr, given)) if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise ValueError(f"weights must name each source once: {', '.join(map(repr, names))}; they are {has}")
+    weights = tuple(float(given[name]) for name in names)
+    check_weights(weights, len(names))
+    return weights if temperature == 1 else tuple(one and one ** (1 / temperature) for one in weights)
+
+
+def _ramp(begin: tuple[int, Weights], end: tuple[int, Weights]) -> list[tuple[int, Weights]]:
+    """Return the steps from one change to the next. Each has the weights of its middle."""
+    (first, before), (last, after) = begin, end
+    steps = []
+    for piece in range(RAMP_PIECES):
+        part = (piece + 0.5) / RAMP_PIECES
+        shares = tuple(
+            (1 - part) * one / sum(before) + part * other / sum(after) for one, other in zip(before, after, strict=True)
+        )
+        steps.append((first + (last - first) * piece // RAMP_PIECES, shares))
+    return [one for one, following in zip(steps, [*steps[1:], end], strict=True) if one[0] < following[0]]
