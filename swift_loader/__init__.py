@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from swift_loader.options import RayExecutor
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
-    from swift_loader.samplers.weighted import WeightedBatchSampler
+    from swift_loader.samplers.weighted import StratifiedBatchSampler, WeightedBatchSampler
     from swift_loader.sampling.mixture import Mixture
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.shared.cache import cached
@@ -112,6 +112,7 @@ __all__ = [
     "ShuffleSampler",
     "StateMismatch",
     "Stateful",
+    "StratifiedBatchSampler",
     "SwiftLoader",
     "SwiftLoaderError",
     "SwiftLoaderWarning",
@@ -142,6 +143,7 @@ _HOMES = {
     "ShuffleBatchSampler": "swift_loader.samplers.sharded",
     "ShuffleSampler": "swift_loader.samplers.sharded",
     "Stateful": "swift_loader.worker.stream",
+    "StratifiedBatchSampler": "swift_loader.samplers.weighted",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
     "WeightedBatchSampler": "swift_loader.samplers.weighted",

@@ -13,6 +13,7 @@ from swift_loader import (
     LengthBucketBatchSampler,
     ShuffleBatchSampler,
     ShuffleSampler,
+    StratifiedBatchSampler,
     TokenBudgetBatchSampler,
     WeightedBatchSampler,
     distributed,
@@ -46,6 +47,7 @@ MAKERS: dict[str, Make] = {
     "tokens, packed": lambda n, r: TokenBudgetBatchSampler(
         LENGTHS, 60, padded=False, fit="best", balance=4, bucket_size=20, seed=3, num_replicas=n, rank=r
     ),
+    "strata": lambda n, r: StratifiedBatchSampler(LENGTHS % 7, 4, seed=3, num_replicas=n, rank=r),
     "weighted": lambda n, r: distributed(WeightedRandomSampler([1.0] * 20, NUM_SAMPLES), n, r, seed=3),
     "weighted, own generator": lambda n, r: distributed(
         WeightedRandomSampler([1.0] * 20, NUM_SAMPLES, generator=torch.Generator()), n, r, seed=3, drop_last=True

@@ -127,7 +127,8 @@ def test_torchs_loader_takes_it(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["shuffle batches", "buckets", "tokens", "tokens, packed", "draws", "weighted", "own state"]
+    "name",
+    ["shuffle batches", "buckets", "tokens", "tokens, packed", "draws", "strata", "weighted", "own state"],
 )
 @given(data=st.data(), before=st.integers(1, 5), after=st.integers(1, 5))
 @settings(max_examples=25, deadline=None)

@@ -12,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import SequentialSampler
 
-from swift_loader import StateMismatch, WeightedBatchSampler
-from tests.support.samplers import flat
+from swift_loader import StateMismatch, StratifiedBatchSampler, WeightedBatchSampler
+from tests.support.samplers import LENGTHS, flat
 
 
 def weighted(weights: Any, batch_size: int = 4, world_size: int = 1, rank: int = 0, **options: Any) -> Any:
     return WeightedBatchSampler(weights, batch_size, num_replicas=world_size, rank=rank, **{"seed": 3, **options})
 
 
+def stratified(labels: Any, batch_size: int = 4, world_size: int = 1, rank: int = 0, **options: Any) -> Any:
+    return StratifiedBatchSampler(labels, batch_size, num_replicas=world_size, rank=rank, **{"seed": 3, **options})
+
+
 ORDERS = {
+    "stratified": lambda *place: stratified(LENGTHS % 7, *place, uneven="exact"),
     "weighted": lambda *place: weighted([1, 0, 5, 0.5] * 9, *place, num_samples=97, uneven="exact"),
 }
 
@@ -36,7 +41,7 @@ def test_ranks_and_batch_sizes_that_change_consume_one_order(
 ) -> None:
     drawn: list[int] = []
     state: Any = None
-    for batch_size, world_size, num_steps in [*legs, (7, 2, 97)]:
+    for batch_size, world_size, num_steps in [*legs, (7, 2, 200)]:
         ranks = [make(batch_size, world_size, rank) for rank in range(world_size)]
         for rank in ranks:
             if state is not None:
@@ -93,6 +98,48 @@ def test_only_the_ratios_of_weights_count() -> None:
     sampler.load_state_dict(weighted([2, 4, 8] * 9).state_dict())
 
 
+@given(counts=st.lists(st.integers(1, 80), min_size=1, max_size=20), seed=st.integers(0, 1000))
+@settings(max_examples=100, deadline=None)
+def test_the_first_samples_have_the_share_of_each_label_and_each_sample_comes_once(
+    counts: list[int], seed: int
+) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    sampler = stratified(labels, 4, seed=seed)
+    epochs = [flat(list(sampler)) for _ in range(2)]
+    for drawn in epochs:
+        assert sorted(drawn) == list(range(len(labels)))
+        had = np.cumsum(labels[drawn][:, None] == np.arange(len(counts)), axis=0)
+        due = np.arange(1, len(labels) + 1)[:, None] * np.array(counts) / len(labels)
+        assert np.abs(had - due).max() < 2
+    assert epochs[0] != epochs[1] or len(labels) < 10
+
+
+def test_labels_share_a_batch_with_other_labels_in_each_epoch() -> None:
+    labels = np.arange(640) % 64
+    sampler = stratified(labels, 16)
+    compositions = [{frozenset(labels[batch].tolist()) for batch in sampler} for _ in range(2)]
+    assert all(len(batch) == 16 for epoch in compositions for batch in epoch)
+    assert not compositions[0] & compositions[1]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda labels: [f"class {label}" for label in labels]])
+def test_labels_are_integers_or_strings(kind: Any) -> None:
+    labels = [5, 1, 1, 5, 5, 3] * 9
+    assert list(stratified(kind(labels))) == list(stratified(np.array(labels, np.uint8)))
+
+
+def test_a_state_of_other_labels_is_refused() -> None:
+    state = stratified([0, 1, 1, 0]).state_dict()
+    stratified([5, 7, 7, 5]).load_state_dict(state)
+    for other, words in (
+        (stratified([0, 1, 0, 1]), "checksum of labels"),
+        (stratified([0, 1, 1, 2]), "checksum of labels"),
+        (weighted([0, 1, 1, 0]), "StratifiedBatchSampler"),
+    ):
+        with pytest.raises(StateMismatch, match=words):
+            other.load_state_dict(state)
+
+
 def test_a_state_of_other_weights_is_refused() -> None:
     state = weighted([1, 2, 3]).state_dict()
     for other, words in (
@@ -114,13 +161,13 @@ def test_the_last_of_10_to_the_15_draws_comes_as_soon_as_the_first() -> None:
     ("weights", "options", "error", "words"),
     [
         (SequentialSampler(range(5)), {}, TypeError, "use_distributed_sampler=False"),
-        ([[1.0]], {}, ValueError, "2 dimensions"),
+        ([[1.0]], {}, ValueError, r"shape \(1, 1\)"),
         (["1"], {}, TypeError, "must be numbers"),
         ([1, -0.5], {}, ValueError, r"weights\[1\]=-0.5"),
         ([1, 2, float("nan")], {}, ValueError, r"weights\[2\]=nan"),
         ([float("inf")], {}, ValueError, r"weights\[0\]=inf"),
         ([0, 0], {}, ValueError, "all 2 weights are 0"),
-        ([], {}, ValueError, "all 0 weights"),
+        ([], {}, ValueError, r"shape \(0,\)"),
         ([1], {"num_samples": 0}, ValueError, "num_samples=0"),
         ([1], {"batch_size": 0}, ValueError, "batch_size=0"),
         ([1], {"drop_last": 1}, TypeError, "drop_last=1"),
@@ -128,6 +175,26 @@ def test_the_last_of_10_to_the_15_draws_comes_as_soon_as_the_first() -> None:
         ([1], {"rank": 0, "num_replicas": None}, ValueError, "need each other"),
     ],
 )
-def test_a_wrong_argument_is_named(weights: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_a_wrong_argument_of_draws_is_named(
+    weights: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         WeightedBatchSampler(weights, **{"batch_size": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "error", "words"),
+    [
+        (SequentialSampler(range(5)), {}, TypeError, "use_distributed_sampler=False"),
+        ([], {}, ValueError, r"labels has the shape \(0,\)"),
+        ([[1]], {}, ValueError, r"labels has the shape \(1, 1\)"),
+        ([1.0, 2.0], {}, TypeError, "labels are float64; they must be integers or strings"),
+        ([None, 1], {}, TypeError, "labels are object"),
+        ([1], {"batch_size": 0}, ValueError, "batch_size=0"),
+    ],
+)
+def test_a_wrong_argument_of_strata_is_named(
+    labels: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        StratifiedBatchSampler(labels, **{"batch_size": 4, **options})
