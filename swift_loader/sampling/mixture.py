@@ -422,8 +422,9 @@ class Mixture:
     once all its rows came, it begins again, in a new order. A mixture's epoch is `epoch_size` samples, and the next one
     goes on where it ended.
 
-    `mixture[i]` is row `i` of all sources in a row, as in torch's `ConcatDataset`. The loader and the samplers use
-    other indices, which also say how often a source was visited before. `locate` names the row of any index.
+    `mixture[i]` is row `i` of all sources in a row, as in torch's `ConcatDataset`, and again from the first one. The
+    loader and the samplers use other indices, which also say how often a source was visited before. `locate` names the
+    row of any index.
     """
 
     def __init__(
@@ -498,7 +499,8 @@ class Mixture:
         if row >= _MARK:
             rest, row = divmod(row - _MARK, 1 << _ROW_BITS)
             epoch, number = divmod(rest, 1 << _SOURCE_BITS)
-        elif 0 <= row < sum(lengths):
+        elif 0 <= row < max(sum(lengths), len(self)):
+            row %= sum(lengths)
             while row >= lengths[number]:
                 row -= lengths[number]
                 number += 1

@@ -29,6 +29,7 @@ from swift_loader.checks import check_callable
 from swift_loader.errors import CacheMismatch, EncodeError, nbytes_text
 from swift_loader.metrics.machine import available_memory
 from swift_loader.ranks.ranks import torch_distributed
+from swift_loader.sampling.mixture import Mixture
 from swift_loader.shared.memory import SharedMemory, shared_with_ranks
 from swift_loader.shared.store import MAX_FILE_BYTES, Facts, Packed, Store, data_offset, new_file_bytes
 from swift_loader.transport.arena import Arena
@@ -101,6 +102,8 @@ def cached(
     """
     check_callable("transform", transform)
     limit = _check_budget(budget)
+    if isinstance(dataset, Mixture):
+        raise TypeError("a Mixture can't be cached, only its sources: Mixture({'web': cached(web), ...})")
     num_samples = len(dataset)
     if where == _MEMORY:
         limit = min(limit, int(_SHARE_OF_FREE * available_memory()) or limit)

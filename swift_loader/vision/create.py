@@ -20,6 +20,7 @@ from swift_loader.executors.processes import warm_up
 from swift_loader.loader import SwiftLoader
 from swift_loader.options import refuse_unknown
 from swift_loader.samplers.base import ranks_of
+from swift_loader.sampling.mixture import Mixture
 from swift_loader.vision.collate import KeyedImages, fast_collate, tensor_collate
 from swift_loader.vision.image_loader import ImageBatches, ImageLoader, num_items_of
 from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader
@@ -195,6 +196,8 @@ def _make_source(given: Mapping[str, Any]) -> SwiftLoader | ImageLoader:
     transform = None if has_sizes else create_transform(**options)
     is_repeated = is_training and given["num_aug_repeats"] > 1
     if is_stream or has_sizes or is_repeated or given["num_batches"] is not None:
+        if isinstance(dataset, Mixture):
+            raise TypeError("a Mixture has no num_aug_repeats, input_size_choices and num_batches; leave them out")
         loader: SwiftLoader | ImageLoader = _make_image_loader(given, options)
     else:
         loader = SwiftLoader(

@@ -134,7 +134,8 @@ def test_an_index_names_a_row() -> None:
     rows = [mixture.locate(index) for index in indices.tolist()]
     assert [mixture[index] for index in indices.tolist()] == [mixture.sources[one.source][one.row] for one in rows]
     assert sum(one.source == "web" for one in rows) == 10
-    for wrong in (-1, 12, int(indices.max()) + 100):
+    assert mixture[39] == mixture[39 % 12]
+    for wrong in (-1, 40, int(indices.max()) + 100):
         with pytest.raises(IndexError, match="beyond"):
             mixture.locate(wrong)
 
