@@ -22,17 +22,14 @@ from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
 from swift_loader.samplers.sharded import cut
-from swift_loader.sampling.mixture import Mix
-from swift_loader.sampling.permutation import derive_key, derive_keys, permute
+from swift_loader.sampling.mixture import MAX_EXACT, Mix
+from swift_loader.sampling.permutation import derive_key, derive_keys
 from swift_loader.sampling.plan import MAX_EPOCH, Plan, PlanSettings, Uneven
 from swift_loader.sampling.run import Pass
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
 _DRAWS, _STRATA = 0xD2A35, 0x57A7A
 """Tell the keys of draws and labels from other keys of the same seed."""
-
-MAX_SIZE = 2**31
-"""Up to this sum, a mixture of integer weights has exactly these shares."""
 
 
 class _OrderedBatchSampler(ResumableSampler[list[int]]):
@@ -150,20 +147,19 @@ class _Strata(Order):
     def indices(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `Order`."""
         settings = replace(self.settings, seed=derive_key(self.settings.seed, _STRATA, epoch))
-        turn, mix = _mix_of(self.counts, settings.seed)
+        turn, mix = _mix_of(self.counts, settings)
         labels, places, _ = mix.rows(settings, positions)
         return self.members[self.begins[turn[labels]] + places.astype(np.int64)]
 
 
 @lru_cache(maxsize=2)
-def _mix_of(counts: tuple[int, ...], key: int) -> tuple[NDArray[np.int64], Mix]:
-    """Return the labels in an order that the key selects, and their mixture.
+def _mix_of(counts: tuple[int, ...], settings: OrderSettings) -> tuple[NDArray[np.int64], Mix]:
+    """Return the labels in an order that depends on the seed, and their mixture.
 
     Labels of equal counts come in that order. With the same one in each epoch, the same labels would always share a
     batch if there are more labels than samples in it.
     """
-    numbers = np.arange(len(counts), dtype=np.uint64)
-    turn = permute(numbers, len(counts), np.array([key], np.uint64)).astype(np.int64)
+    turn = Order(len(counts), settings).indices(0, np.arange(len(counts)))
     lengths = tuple(counts[number] for number in turn)
     weights = ((0, tuple(map(float, lengths))),)
     return turn, Mix((), lengths, sum(lengths), weights, weights)
@@ -218,7 +214,7 @@ def _checked(name: str, values: Any, kinds: str, what: str) -> NDArray[Any]:
     """Return one value for each sample as an array, `(n,)`, of these kinds of types."""
     refuse_sampler(name, values)
     array = np.asarray(values)
-    if array.ndim != 1 or not 1 <= array.size <= MAX_SIZE:
+    if array.ndim != 1 or not 1 <= array.size <= MAX_EXACT:
         raise ValueError(f"{name} has the shape {array.shape}; it must be (n,), with n from 1 to 2**31")
     if array.dtype.kind not in kinds:
         raise TypeError(f"{name} are {array.dtype}; they must be {what}, one for each sample")

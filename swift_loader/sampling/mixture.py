@@ -41,7 +41,7 @@ _MARK = 1 << (_ROW_BITS + _SOURCE_BITS + _EPOCH_BITS)
 """Tells the index of a sample in the mixture from a place in the row of all sources."""
 
 _SHARE_BITS = 30
-_MAX_EXACT = 1 << 31
+MAX_EXACT = 1 << 31
 """Integer weights with at most this sum give exact shares. Products of a weight and a count fit into 64 bits."""
 
 _MIXED = 0x313D
@@ -332,7 +332,7 @@ def _plant(
     weights: Weights, owed: list[float], forks: list[tuple[int, int, int]], children: list[tuple[int, int]]
 ) -> int:
     """Add the tree of a segment. Return its root. `owed`: what each source should have had more before."""
-    is_exact = all(weight == int(weight) for weight in weights) and sum(weights) <= _MAX_EXACT
+    is_exact = all(weight == int(weight) for weight in weights) and sum(weights) <= MAX_EXACT
     heap = [(weight, number, debt) for number, (weight, debt) in enumerate(zip(weights, owed, strict=True)) if weight]
     heapq.heapify(heap)
     while len(heap) > 1:

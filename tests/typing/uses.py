@@ -25,8 +25,10 @@ from swift_loader import (
     SharedList,
     ShuffleBatchSampler,
     ShuffleSampler,
+    StratifiedBatchSampler,
     SwiftLoader,
     TokenBudgetBatchSampler,
+    WeightedBatchSampler,
     distributed,
 )
 from swift_loader.pipeline import Pipeline, StageLoader
@@ -109,6 +111,8 @@ def data_loader_is_used(state: dict[str, Any]) -> None:
     DataLoader(Images(), batch_sampler=LengthBucketBatchSampler([3, 1], 2, uneven="drop"))
     DataLoader(Images(), batch_sampler=TokenBudgetBatchSampler([3, 1], 8, oversized="alone"))
     DataLoader(Images(), batch_sampler=distributed(ShuffleBatchSampler(Images(), 4, num_replicas=1, rank=0)))
+    DataLoader(Images(), batch_sampler=StratifiedBatchSampler(["cat", "dog"], 2, uneven="exact"))
+    DataLoader(Images(), batch_sampler=WeightedBatchSampler([3, 0.5], 2, num_samples=8))
     DataLoader(Images(), rng=None, shard_stream="workers", worker_init_fn=print, generator=torch.Generator())
     for moved in DevicePrefetcher(loader, "cuda"):
         assert_type(moved, Any)
