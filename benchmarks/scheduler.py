@@ -24,9 +24,10 @@ from heapq import heappop, heappush
 import numpy as np
 from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
 
-from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import Position
 from swift_loader.scheduler.messages import Action, Answered, Event, Ready, Send
 from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
@@ -200,8 +201,8 @@ class LargeRun:
         run.note_length(self.num_samples)
         run.load_state_dict(state)
         begin = run.progress.next_begin(self.num_samples)
-        settings, step = self._settings.resumed_at(begin)
-        return PlanReader(Plan.of(self.num_samples, settings)), step
+        plan, step = Plan.of(self.num_samples, self._settings).resumed_at(begin)
+        return PlanReader(plan), step
 
     def resume_s(self) -> float:
         """Return how long it takes from the saved text to the indices of the next batch."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -35,8 +35,9 @@ from swift_loader.report.report import plain_length
 from swift_loader.report.tuning import Autotuner, first_number
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.sampling.integers import as_integer, shown
-from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings, SkippedRange
-from swift_loader.sampling.run import PlannedPass, Run
+from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings
+from swift_loader.sampling.run import PassState, PlannedPass, Run
+from swift_loader.sampling.skips import Position, SkippedRange
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.worker.seeding import Rng
@@ -367,23 +368,44 @@ class Lifecycle:
         """Leave steps out, see `SwiftLoader.skip`."""
         self.check_open()
         plan, present = self.next_plan()
-        current = self._current() if self._current is not None else None
         epoch = check_integer("epoch", present if epoch is None else epoch, 0, MAX_EPOCH)
-        in_order, is_running = self.options.delivery.in_order, current is not None and current.is_active
-        if not in_order and is_running and self.run.this is not None and epoch == self.run.this.begin.epoch:
+        if (running := self._running_pass()) is not None and epoch == running.begin.epoch:
+            self._check_in_order(f"steps of epoch {epoch} can't be skipped in the middle of it")
+        ranges = [_range_of(plan, epoch, step) for step in _each_step(steps)]
+        self._leave_out(lambda: self.run.skip(ranges, plan.order.num_samples))
+        if self.session is None:  # they are steps of the expected ranks
+            self._skips_world_size = plan.settings.world_size
+
+    def exclude(self, rows: Any) -> None:
+        """Leave rows out from the loop's position on, see `SwiftLoader.exclude`."""
+        self.check_open()
+        num_samples, since = self.num_samples(), None
+        if (running := self._running_pass()) is not None:
+            self._check_in_order("rows can't be excluded in the middle of an epoch")
+            since = Position(running.begin.epoch, running.position.num_samples)
+        self._leave_out(lambda: self.run.exclude(rows, num_samples, since))
+
+    def _running_pass(self) -> PlannedPass | None:
+        current = self._current() if self._current is not None else None
+        return self.run.this if current is not None and current.is_active else None
+
+    def _check_in_order(self, what: str) -> None:
+        if not self.options.delivery.in_order and self.run.last.state is PassState.RUNNING:
             raise RuntimeError(
-                f"steps of epoch {epoch} can't be skipped in the middle of it with in_order=False: batches arrive as "
-                f"they get ready, so no position says which ones are left. Skip them before the pass begins"
+                f"{what} with in_order=False: batches arrive as they get ready, so no position says which ones are "
+                f"left. Do it before the pass begins"
             )
-        before = self.run.skips
+
+    def _leave_out(self, change: Callable[[], None]) -> None:
+        """Change what the run leaves out. The pass that runs continues without it."""
+        current, before = self._current() if self._current is not None else None, self.run.skips
         try:
-            self.run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], plan.order.num_samples)
-            session = self.session
-            if session is None:  # they are steps of the expected ranks
-                self._skips_world_size = plan.settings.world_size
-            elif current is None or not current.is_active:
-                session.seek()
-            elif in_order:  # else it continues as it is: the skips are of later epochs
+            change()
+            if self.session is None:
+                return
+            if current is None or not current.is_active or self.run.last.state is PassState.OVER:
+                self.session.seek()
+            elif self.options.delivery.in_order:  # else it continues as it is: only later epochs change
                 current.reopen()
         except BaseException:
             if current is not None and self.run.skips is not before:  # the plan may be another than the pass counts by
@@ -415,11 +437,11 @@ class Lifecycle:
         the length of the first epoch for that of all epochs, but the first one is shorter if a part of it came before
         or is skipped. So it has to ask again when the next one begins.
         """
-        settings, begin = self.plan_settings(), self.run.next_begin(self.num_samples())
+        plan, begin = Plan.of(self.num_samples(), self.plan_settings()), self.run.next_begin(self.num_samples())
         batches, reloads = loop.epoch_loop.batch_progress, loop.trainer.reload_dataloaders_every_n_epochs
         is_at_end = batches.is_last_batch and batches.current.ready == batches.current.processed and loop.restarting
         if is_at_end or (begin.num_samples and loop.restarting):
-            done = loop.max_batches if is_at_end else settings.resumed_at(begin)[1]
+            done = loop.max_batches if is_at_end else plan.resumed_at(begin)[1]
             batches.current.increment_by(done - batches.current.processed)
         if not reloads or reloads is True:  # the user gives an integer
             is_shorter = not is_at_end and self.next_plan()[0].last_irregular_epoch >= begin.epoch
@@ -428,11 +450,12 @@ class Lifecycle:
 
     def next_plan(self, num_samples: int | None = None) -> tuple[Plan, int]:
         """Return the plan and the epoch of the current pass; between passes, those of the next one."""
-        num_samples, settings = self.num_samples() if num_samples is None else num_samples, self.plan_settings()
+        num_samples = self.num_samples() if num_samples is None else num_samples
+        plan = Plan.of(num_samples, self.plan_settings())
         if self.run.is_in_pass:
-            return Plan.of(num_samples, settings), self.run.position.epoch
+            return plan, self.run.position.epoch
         begin = self.run.next_begin(num_samples)
-        return Plan.of(num_samples, settings.resumed_at(begin)[0]), begin.epoch
+        return plan.resumed_at(begin)[0], begin.epoch
 
     def num_batches(self, num_samples: int | None = None) -> int:
         """Return the batches of the current pass's epoch; between passes, those of the next one's."""

@@ -409,8 +409,32 @@ class SwiftLoader:
         """
         self._lifecycle.skip(steps, epoch)
 
+    def exclude(self, rows: int | Iterable[int] | Callable[[NDArray[np.int64]], Any]) -> None:
+        """[Leave out](resume.md#leave-out-rows) rows of the dataset from the loop's position on: no batch has them.
+
+        They are missing from what is left of the running epoch, and from all later epochs. The remaining samples close
+        up, and `len()` gets smaller. What was delivered before stays what it was, so [replay](replay.md) still finds
+        it. The state has the rows, as ranges, and where they were excluded. So a resumed run leaves them out, too, also
+        with another batch size or number of ranks. Another call adds to them.
+
+        Call it with the same rows on all ranks, after the same step. In the middle of a pass, the batches that were
+        prefetched are built again. Before `start()`, this may build the dataset. Each process needs about 80 bytes per
+        row.
+
+        Args:
+            rows: A dataset index, several of them, or a function. It gets indices, `(n,) int64`, and returns which of
+                them to leave out, `(n,) bool`. It is called in this process until it has seen each index once.
+
+        Raises:
+            LoaderClosed: The loader was closed.
+            TypeError: The rows aren't integers, or the function doesn't return a bool for each index.
+            ValueError: A row isn't in the dataset, or nothing would be left of it. Then nothing is excluded.
+            RuntimeError: With `in_order=False`, in the middle of an epoch.
+        """
+        self._lifecycle.exclude(rows)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's position, for a [resume](resume.md): a dict of integers, and the ranges of skipped samples.
+        """Return the loop's position, for a [resume](resume.md): a dict of integers, and what is left out.
 
         It is the same on every rank, and its size doesn't depend on the dataset. It counts the batches that the loop
         got, not prefetched ones. Call it at any time: before `start()`, between two batches, after `break`, at the end

@@ -30,8 +30,9 @@ from swift_loader.errors import StateMismatch, SwiftLoaderError, warn
 from swift_loader.loader import SwiftLoader
 from swift_loader.options import Options
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, PlanSettings, Position, Skips
+from swift_loader.sampling.plan import MAX_EPOCH, Plan, PlanSettings
 from swift_loader.sampling.run import Checkpoint, Run
+from swift_loader.sampling.skips import Position, Skips
 from swift_loader.scheduler.sample_errors import SampleFailure, delivered_batch
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import length_of
@@ -119,7 +120,7 @@ def _rebuilt(options: Options, dataset: Any, settings: PlanSettings, checkpoint:
         raise delivery.error
     assert run.this is not None, "it has begun"
     planned = delivered_batch(session.plan.batch(begin.epoch, run.this.first_step), delivery.failures)
-    step, rest = divmod(begin.num_samples, settings.samples_per_step)
+    step, rest = session.plan.step_of(begin.epoch, begin.num_samples)
     return Rebuilt(
         batch=delivery.batch,
         epoch=begin.epoch,
@@ -165,19 +166,24 @@ def _find(
     _check_run(options, saved, num_samples, options.sampling.chosen if is_of_run else frozenset())
     world_size = options.sampling.world_size or 1
     ranks = Ranks(check_integer("rank", rank, 0, world_size - 1), world_size, "the past run")
-    plan = Plan.of(num_samples, options.sampling.plan_settings(saved.order, ranks))
+    plan = Plan.of(num_samples, replace(options.sampling.plan_settings(saved.order, ranks), skips=saved.skips))
     at_epoch = saved.position.epoch if epoch is None else check_integer("epoch", epoch, 0, MAX_EPOCH)
     if position is None:
-        found = _last_step(plan, saved, at_epoch) if step is None else check_integer("step", step, 0)
-        begin, skips = _begin_of(plan, at_epoch, found, saved.skips)
+        found = _last_step(plan, saved.position, at_epoch) if step is None else check_integer("step", step, 0)
+        begin, skips = _begin_of(plan, at_epoch, found)
     elif step is None:
         begin, skips = Position(at_epoch, check_integer("position", position, 0, num_samples)), saved.skips
     else:
         raise ValueError(f"step={step} and position={position} are both given; give the one that you know")
     settings = replace(plan.settings, skips=skips)
-    resumed, first_step = settings.resumed_at(begin)
-    if first_step >= Plan.of(num_samples, resumed).num_batches(begin.epoch):
+    resumed, first_step = Plan.of(num_samples, settings).resumed_at(begin)
+    if first_step >= resumed.num_batches(begin.epoch):
         raise ValueError(f"rank {settings.rank} has no batch at position {begin.num_samples} of epoch {begin.epoch}")
+    if position is None and resumed.settings.shift.num_samples and plan.whole.gaps(at_epoch).num_positions:
+        raise ValueError(
+            f"the steps of epoch {at_epoch} don't say where a batch began, because rows of skipped steps were "
+            f"excluded; give the position"
+        )
     return options, loader.dataset, settings, replace(saved, position=begin, skips=skips)
 
 
@@ -226,29 +232,30 @@ def _check_run(options: Options, saved: Checkpoint, num_samples: int, chosen: fr
         )
 
 
-def _begin_of(plan: Plan, epoch: int, step: int, skips: Skips) -> tuple[Position, Skips]:
-    """Return where a step begins, and what is skipped beside it. The run may have skipped the step itself."""
+def _begin_of(plan: Plan, epoch: int, step: int) -> tuple[Position, Skips]:
+    """Return where a step begins, and what is left out beside it. The run may have skipped the step itself."""
     try:
         found = plan.range_of(epoch, step)
     except IndexError as error:
         raise ValueError(f"{error}, with a batch size of {plan.settings.batch_size} on {_ranks(plan)}") from error
-    return Position(epoch, found.begin), NO_SKIPS if skips.touch(found) else skips
+    skips = plan.settings.skips
+    return Position(epoch, found.begin), replace(skips, ranges=()) if skips.touch(found) else skips
 
 
-def _last_step(plan: Plan, saved: Checkpoint, epoch: int) -> int:
-    """Return the step that ended at the state's position."""
-    reached, skips = saved.position, saved.skips
-    place = skips.place_of(epoch, reached.num_samples)
+def _last_step(plan: Plan, reached: Position, epoch: int) -> int:
+    """Return the step that ended at a state's position."""
+    gaps = plan.gaps(epoch)
+    place = gaps.place_of(reached.num_samples)
     if epoch != reached.epoch or not place:
         raise ValueError(
             f"the state says which batch was the last before it only in its own epoch, and not at the epoch's start; "
             f"it is at sample {reached.num_samples} of epoch {reached.epoch}. Give the step"
         )
-    num_steps = Plan(plan.order, replace(plan.settings, rank=0)).num_batches(epoch)  # no rank has more
-    end = skips.position_of(epoch, place - 1) + 1
-    step = min((end - 1) // plan.settings.samples_per_step, num_steps - 1)
-    is_end = not end % plan.settings.samples_per_step or end == plan.order.num_samples
-    if not is_end or skips.touch(plan.range_of(epoch, step)):  # what was delivered has no skipped samples
+    end = gaps.position_of(place - 1) + 1
+    step = min(plan.step_of(epoch, end - 1)[0], plan.whole.num_batches(epoch) - 1)
+    following, last = plan.step_of(epoch, end), plan.step_of(epoch, plan.order.num_samples)
+    is_end = not following[1] or following == last
+    if not is_end or plan.settings.skips.touch(plan.range_of(epoch, step)):  # what was delivered has no skipped samples
         raise ValueError(
             f"no step of {plan.settings.batch_size} samples on {_ranks(plan)} ends at the state's position {end}; give "
             f"the run's batch size and number of ranks. If the epoch was resumed with another one, give the position "

@@ -15,6 +15,9 @@ from swift_loader.pipeline.epochs import PipelineState
 from swift_loader.replay import dicts, read_file
 from swift_loader.sampling.run import Checkpoint
 
+_MAX_ROWS = 8
+"""So many rows of each exclusion are shown."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `swift-loader state`."""
@@ -46,13 +49,19 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
     saved = Checkpoint.from_dict(state)
     total, window = "the" if saved.num_samples is None else f"{saved.num_samples:,}", saved.order.window
-    skipped = [f"samples {begin} to {end - 1} of epoch {epoch}" for epoch, begin, end in state.get("skipped", ())]
+    skipped = [f"samples {one.begin} to {one.end - 1} of epoch {one.epoch}" for one in saved.skips.ranges]
+    excluded = [
+        f"{counted(one.num_rows, 'row')} from sample {one.since.num_samples:,} of epoch {one.since.epoch} on: "
+        f"{', '.join(map(str, one.rows[:_MAX_ROWS].tolist()))}{', …' * (one.num_rows > _MAX_ROWS)}"
+        for one in saved.skips.exclusions
+    ]
     return {
         "epoch": f"{saved.position.epoch}",
         "position": f"after {saved.position.num_samples:,} of {total} samples",
         "seed": f"{saved.order.seed}",
         "order": f"shuffled, in windows of {window or 'all'} samples" if saved.order.shuffle else "the dataset's",
         "skipped": ", ".join(skipped),
+        "excluded": "; ".join(excluded),
     }
 
 

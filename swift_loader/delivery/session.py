@@ -29,8 +29,9 @@ from swift_loader.options import DeliveryOptions, Options
 from swift_loader.report.report import SWIFT_LOADER
 from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.permutation import Purpose, derive_key
-from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
+from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings
 from swift_loader.sampling.run import Run
+from swift_loader.sampling.skips import Position
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
@@ -147,12 +148,13 @@ class Session:
         """
         run, num_samples = self._run, self.dispatcher.num_samples
         begin = run.next_begin(num_samples) if begin is None else begin
-        settings, step = replace(self.settings, order=run.order, skips=run.skips).resumed_at(begin)
-        self.settings, self.plan = settings, Plan.of(num_samples, settings)
+        plan = Plan.of(num_samples, replace(self.settings, order=run.order, skips=run.skips))
+        self.plan, step = plan.resumed_at(begin)
+        self.settings = self.plan.settings
         self.past_plans.note(time.perf_counter_ns(), self.plan)
         self._unshared = None
         source = PlannedSource(self.plan, begin.epoch, step)
-        self.offset = step - self.dispatcher.begin(source, settings, awaits_first=awaits_first)
+        self.offset = step - self.dispatcher.begin(source, self.settings, awaits_first=awaits_first)
         return begin, step
 
     def begin_pass(self) -> PassSource:

@@ -14,6 +14,7 @@ from swift_loader.errors import warn
 from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
+from swift_loader.sampling.skips import SKIPPED
 
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
@@ -61,7 +62,8 @@ def agree_on_run(
         "nearby_shuffle": order.window,
         "epoch": position.epoch,
         "position": position.num_samples,
-        "skipped": str(run.skips.to_list()),
+        "skipped": str(run.skips.to_dict().get(SKIPPED, [])),
+        "excluded": f"{run.skips.num_excluded} rows ({zlib.crc32(repr(run.skips.exclusions).encode()):08x})",
         "mixture": "none" if order.mix is None else f"{zlib.crc32(str(order.mix.to_dict()).encode()):08x}",
         _CLOCK: order.seed,
     }

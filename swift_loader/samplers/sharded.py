@@ -35,9 +35,10 @@ from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
-from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
-from swift_loader.sampling.run import Checkpoint, Pass, Run, Shard
+from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
+from swift_loader.sampling.run import Checkpoint, Pass, PassState, Run, Shard
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import Position
 from swift_loader.worker.seeding import preserved_generators, seed_generators
 
 _Item = TypeVar("_Item")
@@ -97,9 +98,12 @@ class _PlannedSampler(ResumableSampler[_Item]):
 
         With several ranks, `ShuffleSampler` counts whole batches.
         """
+        return Checkpoint(self._run.order, self._position, self._num_samples, self._run.skips).to_dict()
+
+    @property
+    def _position(self) -> Position:
         this = self._passes.current
-        position = self._num_samples if this.at_end else this.position
-        return Checkpoint(self._run.order, Position(this.epoch, position), self._num_samples).to_dict()
+        return Position(this.epoch, self._num_samples if this.at_end else this.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume there. Batch size and number of ranks may be others than when it was saved. O(1).
@@ -113,14 +117,33 @@ class _PlannedSampler(ResumableSampler[_Item]):
         at_end = 0 < self._num_samples <= position.num_samples
         self._passes.restore(position.epoch, position.num_samples, at_end=at_end)
 
+    def exclude(self, rows: Any) -> None:
+        """Leave rows out from where the next pass begins, as `SwiftLoader.exclude` does. The state has them.
+
+        Args:
+            rows: Dataset indices, or a function that chooses them, as for `SwiftLoader`.
+
+        Raises:
+            RuntimeError: A pass is running, so the loop may have drawn ahead. Load a state first, or end the pass.
+            TypeError: The rows aren't integers.
+            ValueError: A row isn't in the dataset, or nothing would be left.
+        """
+        if self._passes.last.state is PassState.RUNNING:
+            raise RuntimeError(
+                "rows can't be excluded while a pass is running, because the loop may have drawn ahead. Do it before "
+                "the pass, or after load_state_dict()"
+            )
+        following = self._passes.next()
+        since = min(self._position, Position(following.epoch, following.position))
+        self._run.exclude(rows, self._num_samples, since)
+
     def _plan(self) -> Plan:
-        return Plan.of(self._num_samples, replace(self._settings, order=self._run.order))
+        return Plan.of(self._num_samples, replace(self._settings, order=self._run.order, skips=self._run.skips))
 
 
 def cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
     """Yield the batches of a pass, and the position after each, over all ranks. Advance the pass for each."""
-    settings, first_step = plan.settings.resumed_at(Position(this.epoch, this.position))
-    plan = replace(plan, settings=settings)
+    plan, first_step = plan.resumed_at(Position(this.epoch, this.position))
     reader = PlanReader(plan)
     for step in range(first_step, plan.num_batches(this.epoch)):
         after = plan.position_after(this.epoch, step).num_samples
@@ -152,10 +175,11 @@ class ShuffleSampler(_PlannedSampler[int]):
     """
 
     def _rest(self, this: Pass) -> Iterator[int]:
+        gaps = self._plan().gaps(this.epoch)
         for (*others, last), after in cut(self._plan(), this):
             for index in others:
                 if self.num_replicas == 1:  # else the other ranks' samples of this step lie between: it counts whole
-                    this.advance(this.position + 1, at_end=False)
+                    this.advance(gaps.position_of(gaps.place_of(this.position) + 1), at_end=False)
                 yield index
             this.advance(after, at_end=after == self._num_samples)
             yield last

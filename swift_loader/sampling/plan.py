@@ -3,25 +3,24 @@
 Guarantees: every result is a function of the arguments alone. Memory is O(batch), independent of the dataset's size.
 Each batch of each epoch takes the same time, so seeking is O(1). Nothing depends on the number of workers.
 
-    epoch, step, rank ──► places in what isn't skipped ──► positions in the epoch ──► order ──► dataset indices
+    epoch, step, rank ──► places in what isn't left out ──► positions in the epoch ──► order ──► dataset indices
 
-A place is the position among those samples of the epoch that aren't skipped. Without skips, it is the position.
+A place is the position among those samples of the epoch that aren't left out, see `skips`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.shuffle import Order, OrderSettings
+from swift_loader.sampling.skips import NO_GAPS, NO_SKIPS, Gaps, Position, SkippedRange, Skips, gaps_of
+
+NO_SHIFT = Position(0, 0)
 
 MAX_EPOCH = 2**62 - 1
 """The largest epoch that fits into the messages to the workers."""
@@ -43,129 +42,6 @@ class Uneven(str, Enum):
     """Split the samples evenly, and leave out those that can't be split."""
     EXACT = "exact"
     """Split the samples without padding or loss. Ranks may differ by one sample, and so by one batch."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """A position between two samples of a run. It is the same on all ranks, and independent of their batch size."""
-
-    epoch: int
-    num_samples: int
-    """Number of samples of the epoch's order before the position."""
-
-
-NO_SHIFT = Position(0, 0)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class SkippedRange:
-    """The positions `[begin, end)` of an epoch. Not empty."""
-
-    epoch: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Skips:
-    """The parts of epochs that a run leaves out, as ranges of positions.
-
-    A range counts positions of its epoch's whole order, so it means the same samples with any batch size and any number
-    of ranks. What is left of an epoch is cut into steps as if the skipped samples weren't there:
-
-        positions of the epoch     0 1 2 3 4 5 6 7 8 9        skipped: [2, 4) and [7, 8)
-        places in what is left     0 1     2 3 4   5 6
-    """
-
-    ranges: tuple[SkippedRange, ...] = ()
-    """In order. No two of them overlap or touch, so equal skips are equal values."""
-
-    def __bool__(self) -> bool:
-        return bool(self.ranges)
-
-    @property
-    def last_epoch(self) -> int:
-        """The last epoch of which anything is skipped; -1 if there is none."""
-        return self.ranges[-1].epoch if self.ranges else -1
-
-    def added(self, more: Iterable[SkippedRange]) -> Skips:
-        """Return these skips and more, which may overlap."""
-        merged: list[SkippedRange] = []
-        for one in sorted([*self.ranges, *more]):
-            if merged and one.epoch == merged[-1].epoch and one.begin <= merged[-1].end:
-                merged[-1] = SkippedRange(one.epoch, merged[-1].begin, max(one.end, merged[-1].end))
-            else:
-                merged.append(one)
-        return Skips(tuple(merged))
-
-    def cover(self, asked: SkippedRange) -> bool:
-        """Return whether all positions of a range are skipped."""
-        return any(one.begin <= asked.begin and asked.end <= one.end for one in self._of(asked.epoch))
-
-    def touch(self, asked: SkippedRange) -> bool:
-        """Return whether any position of a range is skipped."""
-        return any(one.begin < asked.end and asked.begin < one.end for one in self._of(asked.epoch))
-
-    def num_samples(self, epoch: int) -> int:
-        """Return how many positions of an epoch are skipped."""
-        return sum(one.end - one.begin for one in self._of(epoch))
-
-    def place_of(self, epoch: int, position: int) -> int:
-        """Return how many positions before this one aren't skipped."""
-        return position - sum(min(one.end, position) - one.begin for one in self._of(epoch) if one.begin < position)
-
-    def position_of(self, epoch: int, place: int) -> int:
-        """Return the position at a place in what is left; at its end, the position after all skips that end there."""
-        for one in self._of(epoch):
-            if place < one.begin:
-                break
-            place += one.end - one.begin
-        return place
-
-    def positions_of(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions, `(n,) int64`, at several places in what is left."""
-        ranges = self._of(epoch)
-        if not ranges:
-            return places
-        num_skipped = np.cumsum([0] + [one.end - one.begin for one in ranges])
-        first_places = np.array([one.begin for one in ranges]) - num_skipped[:-1]
-        found: NDArray[np.int64] = places + num_skipped[np.searchsorted(first_places, places, side="right")]
-        return found
-
-    def to_list(self) -> list[list[int]]:
-        """Return the skips as plain JSON types: `[epoch, begin, end]` of each range."""
-        return [[one.epoch, one.begin, one.end] for one in self.ranges]
-
-    @classmethod
-    def from_list(cls, value: Any, num_samples: int | None) -> Skips:
-        """Return the skips of a saved state, from what `to_list` returned. `num_samples` is the state's.
-
-        A checkpoint may have converted the integers and lists.
-        """
-        try:
-            rows = [[-1 if (number := as_integer(field)) is None else number for field in row] for row in value]
-        except TypeError:
-            rows = [[]]
-        is_other = isinstance(value, (str, bytes, Mapping))
-        if is_other or any(len(row) != _NUM_FIELDS or min(row) < 0 or row[1] >= row[2] for row in rows):
-            raise StateMismatch(
-                f"the state's skipped={shown(value)} must be a list of ranges [epoch, begin, end] with begin < end; "
-                f"pass the dict that state_dict() returned, unchanged"
-            )
-        for row in rows:
-            if num_samples is None or row[2] > num_samples:
-                raise StateMismatch(
-                    f"the state's skipped range {row} ends beyond its num_samples={num_samples}; pass the dict that "
-                    f"state_dict() returned, unchanged"
-                )
-        return NO_SKIPS.added(SkippedRange(*row) for row in rows)
-
-    def _of(self, epoch: int) -> tuple[SkippedRange, ...]:
-        return tuple(one for one in self.ranges if one.epoch == epoch) if self.ranges else ()
-
-
-NO_SKIPS = Skips()
-_NUM_FIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +70,6 @@ class PlanSettings:
         """Number of samples of a full step, over all ranks."""
         return self.batch_size * self.world_size
 
-    def resumed_at(self, position: Position) -> tuple[PlanSettings, int]:
-        """Return settings with which a step begins at this position, and the number of that step.
-
-        The shift of a past epoch is kept, so that batches already planned beyond that epoch's end stay valid.
-        """
-        step, rest = divmod(self.skips.place_of(position.epoch, position.num_samples), self.samples_per_step)
-        if not rest and position.epoch > self.shift.epoch:
-            return self, step
-        return replace(self, shift=Position(position.epoch, rest) if rest else NO_SHIFT), step
-
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
@@ -224,8 +90,9 @@ class Plan:
     after any step, the samples that all ranks have used are a prefix of the order, and a run with any other B and R can
     resume there. If the prefix isn't a multiple of the new B*R, all steps of that epoch are shifted by the remainder.
 
-    Skipped samples are taken out of the order before it is cut. Skipping whole steps leaves all other steps as they
-    are, and those after it move up. Only padding may differ: it repeats the first samples that aren't skipped.
+    Skipped samples and excluded rows are taken out of the order before it is cut. Skipping whole steps leaves all other
+    steps as they are, and those after it move up. Only padding may differ: it repeats the first samples that are left,
+    and in the epoch in which rows are excluded, those after that.
     """
 
     order: Order
@@ -236,13 +103,39 @@ class Plan:
         """Return the plan for a dataset of this length."""
         return cls(Order(num_samples, settings.order), settings)
 
+    def resumed_at(self, position: Position) -> tuple[Plan, int]:
+        """Return a plan with which a step begins at this position, and the number of that step.
+
+        The shift of a past epoch is kept, so that batches already planned beyond that epoch's end stay valid.
+        """
+        settings = self.settings
+        step, rest = divmod(self.gaps(position.epoch).place_of(position.num_samples), settings.samples_per_step)
+        if not rest and position.epoch > settings.shift.epoch:
+            return self, step
+        shift = Position(position.epoch, rest) if rest else NO_SHIFT
+        return replace(self, settings=replace(settings, shift=shift)), step
+
+    def gaps(self, epoch: int) -> Gaps:
+        """Return the positions of an epoch that are left out."""
+        skips = self.settings.skips
+        return gaps_of(skips, self.order, epoch) if skips else NO_GAPS
+
+    @property
+    def whole(self) -> Plan:
+        """Rank 0's plan, which never has fewer batches than others', if the run never skipped a step and never stopped.
+
+        It is without excluded rows: they belong to no step.
+        """
+        skips = replace(self.settings.skips, ranges=())
+        return Plan(self.order, replace(self.settings, rank=0, shift=NO_SHIFT, skips=skips))
+
     def num_batches(self, epoch: int) -> int:
         """Return how many batches an epoch has on this rank."""
         return self._num_full_steps(epoch) + (self._last_count(epoch, self.settings.rank) > 0)
 
     @property
     def last_irregular_epoch(self) -> int:
-        """The last epoch that may have fewer batches than others have: a part of it is skipped or came before.
+        """The last epoch that may have other batches than later ones: a part of it is left out or came before.
 
         All later epochs have the same number of batches. -1 if this holds for all epochs.
         """
@@ -267,13 +160,16 @@ class Plan:
         if not 0 <= first_step < stop_step <= num_batches:
             raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {num_batches} batches")
         extents = [self._extent(epoch, step) for step in range(first_step, stop_step)]
-        num_samples = self._num_left(epoch)
+        num_samples, gaps = self._num_left(epoch), self.gaps(epoch)
+        first, num_repeated = gaps.first_repeated, num_samples - gaps.first_repeated
         # Wrap around in Python's integers, which can't overflow: with 10**30 ranks, starts are large.
-        starts = [start % num_samples for start, _ in extents]
+        starts = [start if start < num_samples else first + (start - first) % num_repeated for start, _ in extents]
         places = np.concatenate(
             [np.arange(start, start + count, dtype=np.int64) for start, (_, count) in zip(starts, extents, strict=True)]
         )
-        indices = self.order.indices(epoch, self.settings.skips.positions_of(epoch, places % num_samples))
+        is_padding = places >= num_samples
+        places[is_padding] = first + (places[is_padding] - first) % num_repeated
+        indices = self.order.indices(epoch, gaps.positions_of(places))
         batches, taken = [], 0
         for start, count in extents:
             num_padding = max(0, min(count, start + count - num_samples))
@@ -290,42 +186,48 @@ class Plan:
         is_last = step + 1 >= self._num_full_steps(epoch) + (self._last_count(epoch, 0) > 0)  # rank 0 never has fewer
         if is_last:
             return self.end_of(epoch)
-        return Position(epoch, self.settings.skips.position_of(epoch, reached))
+        return Position(epoch, self.gaps(epoch).position_of(reached))
 
     def end_of_step(self, epoch: int, step: int) -> Position:
         """Return the position after a step's last sample, which a later skip doesn't change."""
-        if not self.settings.skips.num_samples(epoch):
+        gaps = self.gaps(epoch)
+        if not gaps.num_positions:
             return self.position_after(epoch, step)
         reached = min(self._offset(epoch) + (step + 1) * self.settings.samples_per_step, self._num_left(epoch))
-        return Position(epoch, self.settings.skips.position_of(epoch, reached - 1) + 1)
+        return Position(epoch, gaps.position_of(reached - 1) + 1)
 
     def range_of(self, epoch: int, step: int) -> SkippedRange:
         """Return the positions of a step, of all ranks together. The last step has all that is left.
 
-        Steps are counted from the epoch's first sample, as if nothing were skipped and the run had never stopped. An
-        IndexError if the epoch has no such step.
+        Steps are counted from the epoch's first sample, see `whole`. An IndexError if the epoch has no such step.
         """
-        whole = Plan(self.order, replace(self.settings, rank=0, shift=NO_SHIFT, skips=NO_SKIPS))
-        num_steps, num_samples = whole.num_batches(epoch), self.order.num_samples  # rank 0 never has fewer
+        whole = self.whole
+        num_steps, gaps, begin = whole.num_batches(epoch), whole.gaps(epoch), step * self.settings.samples_per_step
         if not 0 <= step < num_steps:
             raise IndexError(f"step {step} is outside an epoch of {num_steps} steps")
-        begin, length = step * self.settings.samples_per_step, self.settings.samples_per_step
-        return SkippedRange(epoch, begin, num_samples if step == num_steps - 1 else begin + length)
+        after = begin + self.settings.samples_per_step
+        end = self.order.num_samples if step == num_steps - 1 else gaps.position_of(after)
+        return SkippedRange(epoch, gaps.position_of(begin), end)
+
+    def step_of(self, epoch: int, position: int) -> tuple[int, int]:
+        """Return the step that has the sample at a position, as in `range_of`, and how many samples it has before."""
+        return divmod(self.whole.gaps(epoch).place_of(position), self.settings.samples_per_step)
 
     def number_in_epoch(self, epoch: int, step: int) -> int:
         """Return which step of the epoch a step is if skipped ones count, as in `range_of`.
 
         After a skip or a resume with other batches, it is the step that has its first sample.
         """
-        if not self.settings.skips.num_samples(epoch):
+        gaps = self.gaps(epoch)
+        if not gaps.num_positions:
             return step
         first = self._offset(epoch) + step * self.settings.samples_per_step
-        return self.settings.skips.position_of(epoch, first) // self.settings.samples_per_step
+        return self.step_of(epoch, gaps.position_of(first))[0]
 
     def has_whole_steps_in(self, asked: SkippedRange) -> bool:
         """Return whether what isn't skipped of a range is whole steps of this plan, so that all others can stay."""
-        epoch, skips, per_step = asked.epoch, self.settings.skips, self.settings.samples_per_step
-        begin, end = (skips.place_of(epoch, position) - self._offset(epoch) for position in (asked.begin, asked.end))
+        epoch, gaps, per_step = asked.epoch, self.gaps(asked.epoch), self.settings.samples_per_step
+        begin, end = (gaps.place_of(position) - self._offset(epoch) for position in (asked.begin, asked.end))
         is_end = end % per_step == 0 or asked.end == self.order.num_samples
         return begin == end or (begin % per_step == 0 and is_end)
 
@@ -338,8 +240,10 @@ class Plan:
         return shift.num_samples if epoch == shift.epoch else 0
 
     def _num_left(self, epoch: int) -> int:
-        """Return how many samples of an epoch aren't skipped."""
-        return self.order.num_samples - self.settings.skips.num_samples(epoch)
+        """Return how many samples of an epoch aren't left out."""
+        skips = self.settings.skips
+        is_later = epoch > skips.last_epoch  # then there is no need to know where they are
+        return self.order.num_samples - (skips.num_excluded if is_later else self.gaps(epoch).num_positions)
 
     def _num_full_steps(self, epoch: int) -> int:
         return (self._num_left(epoch) - self._offset(epoch)) // self.settings.samples_per_step

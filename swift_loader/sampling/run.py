@@ -12,8 +12,9 @@ from typing import Any
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer
 from swift_loader.sampling.mixture import Mix
-from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, Position, SkippedRange, Skips, Uneven
+from swift_loader.sampling.plan import MAX_EPOCH, Plan, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, SKIPPED, Position, SkippedRange, Skips, rows_of
 
 VERSION = 1
 """Version of the state's fields and of the permutation. With another version, the order would be another one."""
@@ -28,8 +29,6 @@ _FORMS = {
     "run_length": integer(1, 2**MAX_BITS - 1),
 }
 _OPTIONAL = {"num_samples": _ANY}
-_SKIPPED = "skipped"
-"""The field of the skips. A run that skips nothing doesn't have it."""
 _MIXTURE = "mixture"
 """The field of a mixture."""
 
@@ -201,15 +200,13 @@ class Checkpoint:
             state["num_samples"] = self.num_samples
         if self.order.mix is not None:
             state[_MIXTURE] = self.order.mix.to_dict()
-        if self.skips:
-            state[_SKIPPED] = self.skips.to_list()
-        return state
+        return state | self.skips.to_dict()
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`."""
         check_version(state, VERSION, "SwiftLoader")
-        unknown = sorted(map(str, set(state) - {"version", *_FORMS, *_OPTIONAL, _SKIPPED, _MIXTURE}))
+        unknown = sorted(map(str, set(state) - {"version", *_FORMS, *_OPTIONAL, SKIPPED, EXCLUDED, _MIXTURE}))
         if unknown:
             raise StateMismatch(
                 f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
@@ -226,7 +223,7 @@ class Checkpoint:
         mix = Mix.from_dict(state[_MIXTURE]) if _MIXTURE in state else None
         parts = fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"]
         order = OrderSettings(*parts, mix)
-        skips = Skips.from_list(state.get(_SKIPPED, []), num_samples)
+        skips = Skips.from_dict(state, num_samples)
         return cls(order, Position(fields["epoch"], position), num_samples, skips)
 
 
@@ -342,6 +339,22 @@ class Run(EpochRule):
                     f"its first {reached} samples. Skip later steps, or load a state from before these"
                 )
         self.skips = self.skips.added(ranges)
+
+    def exclude(self, rows: Any, num_samples: int, since: Position | None = None) -> None:
+        """Leave rows out, see `SwiftLoader.exclude`. Rows that are excluded already may be asked for again.
+
+        `since`: from which position on. None: where the next pass begins, or a state that is saved now resumes.
+        """
+        if self.order.mix is not None:
+            raise TypeError("rows of a Mixture can't be excluded; exclude them from the source")
+        since = min(self.position, self.next_begin(num_samples)) if since is None else since
+        skips = self.skips.excluding(since, rows_of(rows, num_samples))
+        if skips.num_excluded >= num_samples > 0:
+            raise ValueError(
+                f"these rows can't be excluded: nothing would be left of the {num_samples} rows of the dataset. A "
+                f"function must return True for the rows to leave out"
+            )
+        self.skips = skips
 
     def _reached_in(self, epoch: int, num_samples: int) -> int:
         """Return how many samples of an epoch are behind the loop. Of an epoch that is past, all are."""

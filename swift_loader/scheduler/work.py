@@ -114,7 +114,7 @@ class PlannedSource(WorkSource):
         self._epoch, self._step = epoch, step
         self._stop = plan.num_batches(epoch)
         self._first_regular = max(epoch, plan.last_irregular_epoch) + 1
-        """From this epoch on, all have the same number of batches, and no epoch has more."""
+        """From this epoch on, all have the same number of batches."""
         self._num_regular = plan.num_batches(self._first_regular)
 
     def next(self) -> PlannedWork | None:

@@ -115,7 +115,7 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
         assert line in lines
     (tmp_path / "state.json").write_text(json.dumps(states["loaders"][0]))
     assert main(["state", str(tmp_path / "state.json")]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == lines[1:6]
+    assert capsys.readouterr().out.splitlines()[1:] == lines[1:7]
     two = {"foreign": {"_snapshot": {}, "_iterator_finished": False}, "a": states["loaders"][0]}
     (tmp_path / "two.json").write_text(json.dumps({**two, "a.b": two["a"]}))
     assert main(["state", str(tmp_path / "two.json")]) == 2

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader import StateMismatch
-from swift_loader.sampling.plan import MAX_EPOCH, Position
+from swift_loader.sampling.plan import MAX_EPOCH
 from swift_loader.sampling.run import Checkpoint
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import Position
 
 STATE = Checkpoint(OrderSettings(7, shuffle=True, window=40, run_length=4), Position(2, 30), 100).to_dict()
 

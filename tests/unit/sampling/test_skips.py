@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.plan import NO_SKIPS, Plan, PlanReader, SkippedRange, Skips, Uneven
-from tests.unit.sampling.test_plan import plans_of_all_ranks, settings_of, whole_order
+from swift_loader.sampling.plan import Plan, PlanReader, Uneven
+from swift_loader.sampling.shuffle import Order
+from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips, gaps_of
+from tests.unit.sampling.test_plan import SETTINGS, plans_of_all_ranks, settings_of, whole_order
 
 ranges = st.builds(
     lambda epoch, begin, length: SkippedRange(epoch, begin, begin + length),
@@ -22,6 +24,7 @@ ranges = st.builds(
     st.integers(1, 20),
 )
 some_ranges = st.lists(ranges, max_size=6)
+ORDER = Order(100, SETTINGS.order)
 
 
 def positions(skips: Skips, epoch: int) -> set[int]:
@@ -35,7 +38,7 @@ def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange],
     for epoch in range(3):
         wanted = {p for one in first + more if one.epoch == epoch for p in range(one.begin, one.end)}
         assert positions(skips, epoch) == wanted
-        assert skips.num_samples(epoch) == len(wanted)
+        assert gaps_of(skips, ORDER, epoch).num_positions == len(wanted)
     ends = [(one.epoch, one.end) for one in skips.ranges]
     assert all((one.epoch, one.begin) not in ends for one in skips.ranges), "ranges that touch are one"
 
@@ -44,20 +47,22 @@ def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange],
 def test_places_count_what_is_not_skipped(skips: Skips, epoch: int) -> None:
     left = [position for position in range(100) if position not in positions(skips, epoch)]
     places = np.arange(len(left))
-    assert skips.positions_of(epoch, places).tolist() == left
-    assert [skips.position_of(epoch, place) for place in places.tolist()] == left
+    gaps = gaps_of(skips, ORDER, epoch)
+    assert gaps.positions_of(places).tolist() == left
+    assert [gaps.position_of(place) for place in places.tolist()] == left
     for position in range(100):
-        assert skips.place_of(epoch, position) == sum(other < position for other in left)
+        assert gaps.place_of(position) == sum(other < position for other in left)
 
 
 @given(skips=some_ranges.map(NO_SKIPS.added))
 def test_skips_survive_json(skips: Skips) -> None:
-    assert Skips.from_list(json.loads(json.dumps(skips.to_list())), 100) == skips
+    assert Skips.from_dict(json.loads(json.dumps(skips.to_dict())), 100) == skips
 
 
 @pytest.mark.parametrize("kind", [np.array, lambda rows: [tuple(map(np.int64, row)) for row in rows]])
 def test_a_checkpoint_may_convert_the_ranges(kind: Any) -> None:
-    assert Skips.from_list(kind([[0, 2, 4], [1, 0, 3]]), 10) == Skips((SkippedRange(0, 2, 4), SkippedRange(1, 0, 3)))
+    state = {"skipped": kind([[0, 2, 4], [1, 0, 3]])}
+    assert Skips.from_dict(state, 10) == Skips((SkippedRange(0, 2, 4), SkippedRange(1, 0, 3)))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +71,12 @@ def test_a_checkpoint_may_convert_the_ranges(kind: Any) -> None:
 )
 def test_anything_else_in_a_state_is_refused(value: Any) -> None:
     with pytest.raises(StateMismatch, match=r"skipped=.* must be a list of ranges"):
-        Skips.from_list(value, 10)
+        Skips.from_dict({"skipped": value}, 10)
 
 
 def test_a_range_beyond_the_dataset_is_refused() -> None:
     with pytest.raises(StateMismatch, match=r"\[0, 5, 11\] ends beyond its num_samples=10"):
-        Skips.from_list([[0, 5, 11]], 10)
+        Skips.from_dict({"skipped": [[0, 5, 11]]}, 10)
 
 
 # The plan ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""Rows that a run excludes, against a direct model: the list of the epoch's order without them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_loader.sampling.plan import BatchPlan, Plan, PlanSettings, Uneven
+from swift_loader.sampling.run import Run
+from swift_loader.sampling.skips import Position, Skips
+from tests.unit.sampling.test_plan import settings_of, whole_order
+
+
+class Rank:
+    """One rank's loop over its batches, as a loader makes it."""
+
+    def __init__(self, num_samples: int, chosen: PlanSettings, state: dict[str, Any] | None) -> None:
+        self.run, self.chosen, self.num_samples = Run(chosen.order, frozenset()), chosen, num_samples
+        self.run.note_length(num_samples)
+        if state is not None:
+            self.run.load_state_dict(state)
+
+    def plan(self) -> Plan:
+        return Plan.of(self.num_samples, replace(self.chosen, skips=self.run.skips))
+
+    def begin_pass(self) -> None:
+        begin = self.run.next_begin(self.num_samples)
+        self.run.begin_pass(begin, *self.plan().resumed_at(begin))
+
+    @property
+    def is_over(self) -> bool:
+        return self.run.this is None or self.run.this.num_steps >= self.run.this.num_batches
+
+    def take(self) -> BatchPlan:
+        this = self.run.this
+        assert this is not None
+        if self.is_over:
+            this.is_ended = True
+            return BatchPlan(np.empty(0, np.int64), 0)
+        this.num_steps += 1
+        return this.plan.batch(this.begin.epoch, this.num_steps - 1)
+
+    def exclude(self, rows: list[int], *, in_pass: bool) -> None:
+        this, since = self.run.this, None
+        if in_pass and this is not None:
+            since = Position(this.begin.epoch, this.position.num_samples)
+        self.run.exclude(np.array(rows, np.int64), self.num_samples, since)
+        if in_pass and this is not None and not self.is_over:
+            plan, step = self.plan().resumed_at(this.position)
+            this.replan(plan)
+            assert step == this.num_steps, "what was delivered counts as before"
+
+
+@given(data=st.data(), num_samples=st.integers(1, 60))
+@settings(max_examples=150, deadline=None)
+def test_a_run_delivers_the_order_without_the_rows_through_resumes_with_other_ranks(
+    data: st.DataObject, num_samples: int
+) -> None:
+    uneven, drop_last = data.draw(st.sampled_from(Uneven)), data.draw(st.booleans())
+    window = data.draw(st.sampled_from([None, 0, 5, 17]))
+    common = settings_of(uneven=uneven, drop_last=drop_last, window=window, shuffle=data.draw(st.booleans()))
+    order = [whole_order(Plan.of(num_samples, common), epoch) for epoch in range(80)]
+    excluded: set[int] = set()
+    epoch = reached = 0  # of the model
+    state: Any = None
+    seen: list[tuple[PlanSettings, Position, BatchPlan]] = []
+    for _ in range(data.draw(st.integers(1, 3), "legs")):
+        world_size, batch_size = data.draw(st.sampled_from([1, 2, 3, 5])), data.draw(st.integers(1, 7))
+        chosen = replace(common, world_size=world_size, batch_size=batch_size)
+        ranks = [Rank(num_samples, replace(chosen, rank=rank), state) for rank in range(world_size)]
+        in_pass = False
+        for _ in range(data.draw(st.integers(1, 14), "steps")):
+            rows = data.draw(st.none() | st.lists(st.integers(0, num_samples - 1), max_size=6, unique=True))
+            if rows and len(excluded | set(rows)) < num_samples:
+                excluded |= set(rows)
+                for rank in ranks:
+                    rank.exclude(sorted(rows), in_pass=in_pass)
+            if not in_pass:
+                for rank in ranks:
+                    rank.begin_pass()
+                begin = ranks[0].run.this.begin  # type: ignore[union-attr]
+                if begin.epoch != epoch:
+                    epoch, reached = begin.epoch, 0
+                in_pass = True
+            left = [row for row in order[epoch][reached:] if row not in excluded]
+            befores = [rank.run.position for rank in ranks]
+            batches = [rank.take() for rank in ranks]
+            taken = [row for one in batches for row in one.indices[: len(one.indices) - one.num_padding].tolist()]
+            assert taken == left[: len(taken)]
+            assert not excluded & {row for one in batches for row in one.indices.tolist()}, "not as padding either"
+            if not any(len(one.indices) for one in batches):
+                in_pass = False
+                num_dropped = chosen.samples_per_step if drop_last else world_size if uneven is Uneven.DROP else 1
+                assert len(left) < num_dropped
+            if taken:
+                reached = order[epoch].index(taken[-1]) + 1
+            is_full = len(taken) == chosen.samples_per_step
+            assert is_full or len(taken) == len(left) or uneven is Uneven.DROP or drop_last
+            seen += [
+                (rank.chosen, before, one)
+                for rank, before, one in zip(ranks, befores, batches, strict=True)
+                if len(one.indices)
+            ]
+            assert len({json.dumps(rank.run.state_dict()) for rank in ranks}) == 1 or uneven is Uneven.EXACT
+        state = json.loads(json.dumps(ranks[0].run.state_dict()))
+    skips = Skips.from_dict(state, num_samples)
+    assert skips == ranks[0].run.skips
+    assert skips.num_excluded == len(excluded)
+    for settings_then, before, batch in seen:  # as replay does
+        plan, step = Plan.of(num_samples, replace(settings_then, skips=skips)).resumed_at(before)
+        again = plan.batch(before.epoch, step)
+        assert (again.indices.tolist(), again.num_padding) == (batch.indices.tolist(), batch.num_padding)
+    plan = ranks[0].plan()
+    last = plan.last_irregular_epoch
+    assert len({plan.num_batches(later) for later in range(last + 1, last + 4)}) == 1
+    assert plan.num_samples(last + 1) == sum(
+        len(plan.batch(last + 1, s).indices) for s in range(plan.num_batches(last + 1))
+    )
