@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from swift_loader.loader import SwiftLoader
     from swift_loader.options import RayExecutor
     from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
+    from swift_loader.samplers.packing import PackCollate, PackedDataset
     from swift_loader.samplers.sharded import ShuffleBatchSampler, ShuffleSampler, distributed
     from swift_loader.samplers.weighted import StratifiedBatchSampler, WeightedBatchSampler
     from swift_loader.sampling.mixture import Mixture
@@ -98,6 +99,8 @@ __all__ = [
     "Mixture",
     "NoDescriptorsLeft",
     "NoProcessesLeft",
+    "PackCollate",
+    "PackedDataset",
     "ProtocolError",
     "RankDied",
     "RankMismatch",
@@ -137,6 +140,8 @@ _HOMES = {
     "DevicePrefetcher": "swift_loader.device.prefetch",
     "Mixture": "swift_loader.sampling.mixture",
     "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
+    "PackCollate": "swift_loader.samplers.packing",
+    "PackedDataset": "swift_loader.samplers.packing",
     "RayExecutor": "swift_loader.options",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
     "SharedList": "swift_loader.shared.lists",

@@ -15,7 +15,6 @@ from enum import Enum
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.errors import warn
@@ -47,8 +46,12 @@ class _GroupedSampler(ResumableSampler[list[int]]):
     """How many batches at the end of an epoch stay there."""
     _balance = 1
     """How many batches, neighbours in cost, stay together."""
+    _padded = True
+    """Whether a batch costs its longest sample times its samples. Otherwise it costs their sum."""
     _num_samples: int
     """Length of the dataset."""
+    _begun: tuple[int, int] | None = None
+    """Epoch and position at which the last pass began, unless `loss_scales` has taken them."""
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class _GroupedSampler(ResumableSampler[list[int]]):
     def _rest(self, this: Pass) -> Iterator[list[int]]:
         shard, (indices, starts, stops) = self._shard, self._batches(this.epoch)
         position, num_batches = this.position, len(starts)
+        self._begun = this.epoch, position
         while (picked := shard.pick(num_batches - position)) is not None:
             number, is_last = position + picked, shard.is_last(num_batches - position)
             position = num_batches if is_last else min(num_batches, position + shard.world_size)
@@ -87,18 +91,18 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         """Return the number of batches of this rank in the whole epoch `epoch`. It may differ from epoch to epoch."""
         return self._shard.num_steps(len(self._batches(self.epoch)[1]))
 
-    def loss_scales(self, tokens: Sequence[int] | Indices) -> NDArray[np.float64]:
-        """Return what to multiply the mean loss of each batch by, `(n,)`, for what the next `iter()` yields.
+    def loss_scales(self, tokens: Sequence[int] | Indices) -> Iterator[float]:
+        """Yield what to multiply the mean loss of each batch by, for the pass that began last.
 
-        Ranks of a step have different numbers of tokens. DDP and FSDP average gradients over ranks, which counts the
-        tokens of a small batch more. With these scales, the average is that of all tokens of the step:
+        The batches of a step have different numbers of tokens. DDP and FSDP average over ranks, which counts the tokens
+        of a small batch more. With these scales, the average is that over all tokens of the step:
 
             scale = tokens of this rank's batch * number of ranks / tokens of the batches of all ranks in this step
 
-            for batch, scale in zip(loader, sampler.loss_scales(lengths - 1)):
-                loss = cross_entropy(model(batch), batch.labels) * scale
+            for batch, scale in zip(loader, sampler.loss_scales(lengths)):
+                loss = cross_entropy(model(batch), batch["labels"]) * scale
 
-        Call it before `iter()`: then it begins where the pass does, also after `load_state_dict`.
+        Take the first scale after the first batch, as `zip` does here. Then it is right in a resumed pass, too.
 
         Args:
             tokens: `(n,)` how many tokens of each sample of the dataset the loss counts.
@@ -106,20 +110,26 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         Raises:
             TypeError: They aren't integers.
             ValueError: There is not one for each sample, or one is negative.
+            RuntimeError: With the first scale: no pass has begun, or its scales were taken before.
         """
-        counts, following = checked_lengths(tokens), self._passes.next()
+        counts = checked_lengths(tokens)
         if len(counts) != self._num_samples:
             raise ValueError(f"tokens has {len(counts)} samples, but the dataset has {self._num_samples}")
-        indices, starts, stops = self._batches(following.epoch)
-        sums = _sums(counts[indices], starts, stops)[following.position :]
+        return self._scales(counts)
+
+    def _scales(self, counts: Indices) -> Iterator[float]:
+        if self._begun is None:
+            raise RuntimeError("no pass has begun since the last scale; take the first batch before the first scale")
+        (epoch, position), self._begun = self._begun, None
+        indices, starts, stops = self._batches(epoch)
+        sums = _sums(counts[indices], starts, stops)[position:]
         num_full, num_left = divmod(len(sums), self.num_replicas)
         steps = sums[: len(sums) - num_left].reshape(num_full, self.num_replicas)
         picks = [replace(self._shard, rank=rank).pick(num_left) for rank in range(self.num_replicas)]
         if picks[self.rank] is not None:
             last = [0 if pick is None else sums[pick - num_left] for pick in picks]
             steps = np.concatenate([steps, np.array([last], np.int64)])
-        scales: NDArray[np.float64] = steps[:, self.rank] * self.num_replicas / np.maximum(steps.sum(axis=1), 1)
-        return scales
+        yield from (steps[:, self.rank] * self.num_replicas / np.maximum(steps.sum(axis=1), 1)).tolist()
 
     def _batches(self, epoch: int) -> tuple[Indices, Indices, Indices]:
         """Return the batches of an epoch over all ranks: `(n,)` dataset indices, and where each batch begins and ends.
@@ -138,7 +148,9 @@ class _GroupedSampler(ResumableSampler[list[int]]):
             turn = self._turn(epoch, len(stops) - self._num_unmoved, _BATCH_ORDER)
             starts[: len(turn)], stops[: len(turn)] = starts[turn], stops[turn]
         if self._balance > 1:  # blocks of neighbours in cost, in permuted order. The rest, which cost least, comes last
-            blocks = np.argsort(-self._costs_of(order, starts, stops), kind="stable")
+            costs = self._costs[order]
+            costs = costs[starts] * (stops - starts) if self._padded else _sums(costs, starts, stops)
+            blocks = np.argsort(-costs, kind="stable")
             whole = blocks[: len(blocks) // self._balance * self._balance].reshape(-1, self._balance)
             blocks[: whole.size] = whole[self._turn(epoch, len(whole), _BLOCK_ORDER)].reshape(-1)
             starts, stops = starts[blocks], stops[blocks]
@@ -148,10 +160,6 @@ class _GroupedSampler(ResumableSampler[list[int]]):
 
     def _cut(self, order: Indices) -> tuple[Indices, Indices]:
         """Return the samples batch after batch, and where batches end, `(num_batches,)`."""
-        raise NotImplementedError
-
-    def _costs_of(self, order: Indices, starts: Indices, stops: Indices) -> Indices:
-        """Return what each batch costs."""
         raise NotImplementedError
 
     def _sorted(self, order: Indices) -> Indices:
@@ -355,10 +363,6 @@ class TokenBudgetBatchSampler(_GroupedSampler):
             reached = followers[reached]
             chain.append(reached)
         return order, np.array(chain, np.int64)
-
-    def _costs_of(self, order: Indices, starts: Indices, stops: Indices) -> Indices:
-        costs = self._costs[order]
-        return costs[starts] * (stops - starts) if self._padded else _sums(costs, starts, stops)
 
 
 def _sums(numbers: Indices, starts: Indices, stops: Indices) -> Indices:

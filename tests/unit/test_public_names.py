@@ -48,6 +48,8 @@ def test_the_public_names_are_these() -> None:
         "Mixture",
         "NoDescriptorsLeft",
         "NoProcessesLeft",
+        "PackCollate",
+        "PackedDataset",
         "ProtocolError",
         "RankDied",
         "RankMismatch",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader import StateMismatch, SwiftLoaderWarning, TokenBudgetBatchSampler
+from swift_loader import DataLoader, StateMismatch, SwiftLoaderWarning, TokenBudgetBatchSampler
 from tests.support.samplers import flat
 
 
@@ -118,10 +119,10 @@ def test_scaled_mean_losses_average_to_the_mean_of_all_tokens(
                 sampler.load_state_dict(state)
         if samplers[0].epoch:
             return
-        scales = [sampler.loss_scales(lengths).tolist() for sampler in samplers]
         iterators = [iter(sampler) for sampler in samplers]
+        scales = [sampler.loss_scales(lengths) for sampler in samplers]
         while batches := [batch for iterator in iterators if (batch := next(iterator, None)) is not None]:
-            now = [scales[rank].pop(0) for rank in range(len(batches))]
+            now = [next(scales[rank]) for rank in range(len(batches))]
             counts = [sum(lengths[index] for index in batch) for batch in batches]
             sums = [sum(losses[index] * lengths[index] for index in batch) for batch in batches]
             scaled = [scale * total / max(count, 1) for scale, total, count in zip(now, sums, counts, strict=True)]
@@ -134,13 +135,37 @@ def test_scaled_mean_losses_average_to_the_mean_of_all_tokens(
             if stop and position >= stop:
                 break
         else:
-            assert scales == [[]] * world_size
+            assert [list(scale) for scale in scales] == [[]] * world_size
             return
 
 
-def test_loss_scales_need_a_number_for_each_sample() -> None:
+def test_loss_scales_need_a_number_for_each_sample_and_a_pass() -> None:
+    sampler = sampler_of([1, 2], 10)
     with pytest.raises(ValueError, match="tokens has 1 samples, but the dataset has 2"):
-        sampler_of([1, 2], 10).loss_scales([1])
+        sampler.loss_scales([1])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="take the first batch before"):
+            next(sampler.loss_scales([1, 2]))
+        assert [scale for _, scale in zip(sampler, sampler.loss_scales([1, 2]), strict=True)] == [1.0]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+def test_loss_scales_are_right_in_a_loader_that_resumes(num_workers: int) -> None:
+    lengths = np.random.default_rng(2).integers(1, 50, 60)
+
+    def scaled(num_batches: int | None, state: Any = None) -> tuple[list[Any], Any]:
+        sampler = sampler_of(lengths, 80, 2, 1)
+        loader: Any = DataLoader(range(60), batch_sampler=sampler, collate_fn=list, num_workers=num_workers)  # type: ignore[arg-type]
+        if state is not None:
+            loader.load_state_dict(state)
+        pairs = zip(loader, sampler.loss_scales(lengths))  # noqa: B905 - a test stops early
+        return list(islice(pairs, num_batches)), loader.state_dict()
+
+    whole, _ = scaled(None)
+    begun, state = scaled(5)
+    rest, _ = scaled(None, state)
+    assert begun + rest == whole
+    assert len({scale for _, scale in whole}) > 5
 
 
 def test_each_epoch_forms_other_batches_in_another_order() -> None:
