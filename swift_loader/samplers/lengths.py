@@ -110,14 +110,11 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         Raises:
             TypeError: They aren't integers.
             ValueError: There is not one for each sample, or one is negative.
-            RuntimeError: With the first scale: no pass has begun, or its scales were taken before.
+            RuntimeError: No pass has begun, or its scales were taken before. All errors come with the first scale.
         """
         counts = checked_lengths(tokens)
         if len(counts) != self._num_samples:
             raise ValueError(f"tokens has {len(counts)} samples, but the dataset has {self._num_samples}")
-        return self._scales(counts)
-
-    def _scales(self, counts: Indices) -> Iterator[float]:
         if self._begun is None:
             raise RuntimeError("no pass has begun since the last scale; take the first batch before the first scale")
         (epoch, position), self._begun = self._begun, None
@@ -331,14 +328,8 @@ class TokenBudgetBatchSampler(_GroupedSampler):
         self._num_samples, costs = len(costs), costs[members]
         num_samples = max(len(costs), 1)
         self._max_samples = min(most or num_samples, num_samples)
-        facts = {
-            "max_tokens": self.max_tokens,
-            "max_samples": most,
-            "padded": int(padded),
-            "best fit": int(self._fit is Fit.BEST),
-            "balance": self._balance,
-            "bucket_size": bucket_size,
-        }
+        facts = {"max_tokens": self.max_tokens, "max_samples": most, "padded": int(padded), "bucket_size": bucket_size}
+        facts |= {"best fit": int(self._fit is Fit.BEST), "balance": self._balance}
         ranks, together = ranks_of(num_replicas, rank), min(bucket_size, num_samples)
         super().__init__(ranks, uneven, seed, shuffle, costs, members, together, facts)
 

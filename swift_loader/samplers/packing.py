@@ -8,7 +8,6 @@ have tensors.
 from __future__ import annotations
 
 import itertools
-import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +68,7 @@ def best_fit(costs: Indices, max_tokens: int, max_samples: int, num_buckets: int
 def _fill(costs: list[int], by_length: Indices, max_tokens: int, max_samples: int) -> tuple[Indices, list[int]]:
     """Return the samples of a bucket batch after batch, and where batches end. `costs`: ascending."""
     num_samples, queued = len(costs), 0
-    queue = np.empty(num_samples, np.int64)
+    queue = np.zeros(num_samples + 1, np.int64)
     queue[by_length] = np.arange(1, num_samples + 1)
     order = queue.tolist()
     # Node n is sample n - 1, and 0 means none. A node points to itself, or if it is taken to one below it: union-find.
@@ -77,26 +76,20 @@ def _fill(costs: list[int], by_length: Indices, max_tokens: int, max_samples: in
     taken: list[int] = []
     stops: list[int] = []
     while len(taken) < num_samples:
-        node, room, most = _longest(below, num_samples), max_tokens, len(taken) + max_samples
-        while node:
+        node, room, most = num_samples, max_tokens, len(taken) + max_samples
+        while len(taken) < most:
+            while below[node] != node:  # go to the longest one left up to this node, and shorten the way to it
+                below[node] = node = below[below[node]]
+            if not node:
+                break
             below[node] = node - 1
             taken.append(node - 1)
             room -= costs[node - 1]
-            if len(taken) >= most:
-                break
-            while queued < num_samples and below[order[queued]] != order[queued]:
+            while below[order[queued]] != order[queued]:
                 queued += 1
-            is_next = queued < num_samples and costs[order[queued] - 1] <= room
-            node = order[queued] if is_next else _longest(below, bisect_right(costs, room))
+            node = order[queued] if costs[order[queued] - 1] <= room else bisect_right(costs, room)
         stops.append(len(taken))
     return np.array(taken, np.int64), stops
-
-
-def _longest(below: list[int], node: int) -> int:
-    """Return the highest node up to this one that isn't taken, and shorten the way to it."""
-    while below[node] != node:
-        below[node] = node = below[below[node]]
-    return node
 
 
 @dataclass(frozen=True)
@@ -280,10 +273,7 @@ class PackedDataset:
         return (int(self._bounds[-1]) + (not self.drop_last) * (self.max_tokens - 1)) // self.max_tokens
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            begin = range(len(self))[operator.index(index)] * self.max_tokens
-        except IndexError:
-            raise IndexError(f"window {index} of {len(self)}") from None
+        begin = range(len(self))[index] * self.max_tokens
         first, last = self._bounds.searchsorted(begin, "right") - 1, self._bounds.searchsorted(begin + self.max_tokens)
         places = np.flatnonzero(np.diff(self._bounds[first : last + 1])) + first  # without empty documents
         pieces = []
@@ -292,10 +282,8 @@ class PackedDataset:
             document = self._dataset[number]
             document = document if isinstance(document, Mapping) else {_TOKENS: document}
             names = _joined(self._collate.fields, document)
-            if _lengths(document, names, number) != [length]:
-                raise ValueError(
-                    f"document {number} has {len(document[names[0]])} tokens, but lengths[{number}]={length}"
-                )
+            if (found := _lengths(document, names, number)) != [length]:
+                raise ValueError(f"document {number} has {found[0]} tokens, but lengths[{number}]={length}")
             cut = slice(max(begin - start, 0), begin + self.max_tokens - start)
             pieces.append(
                 {key: value[cut] if key in names else value for key, value in document.items() if key not in _MADE}

@@ -142,7 +142,7 @@ def test_scaled_mean_losses_average_to_the_mean_of_all_tokens(
 def test_loss_scales_need_a_number_for_each_sample_and_a_pass() -> None:
     sampler = sampler_of([1, 2], 10)
     with pytest.raises(ValueError, match="tokens has 1 samples, but the dataset has 2"):
-        sampler.loss_scales([1])
+        next(sampler.loss_scales([1]))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="take the first batch before"):
             next(sampler.loss_scales([1, 2]))
