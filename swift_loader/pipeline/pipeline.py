@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -22,12 +21,14 @@ from swift_loader.pipeline.epochs import Epochs, PipelineIterator
 from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Prefetch, Shard, Shuffle, Unbatch
-from swift_loader.pipeline.sources import Chain, Gathered, Join, Plain, check_source
+from swift_loader.pipeline.sources import Chain, Gathered, Join, OnEnd, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import html_table
+from swift_loader.sampling.mixture import Changes, changes_of
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _Other = TypeVar("_Other")
+_Weights = Sequence[float] | Mapping[str, float]
 
 
 class _Indexed(Protocol[_Item_co]):
@@ -261,16 +262,16 @@ class Pipeline(Generic[_Item_co]):
             equal: True leaves out the items after the last full round, so that all ranks get the same number.
 
         Raises:
-            ValueError: Items were shuffled or mixed before without a seed, so each rank has another order.
+            ValueError: Items were shuffled before without a seed, so each rank has another order.
         """
         if rank is not None and world_size is not None:
             check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
         ranks = find_ranks(rank, world_size)
-        is_mixed = any(line.startswith(("shuffle,", "mix,")) for line in self._chain.parameters)
-        if ranks.world_size > 1 and is_mixed and self._seed is None:
+        is_shuffled = any(line.startswith("shuffle,") for line in self._chain.parameters)
+        if ranks.world_size > 1 and is_shuffled and self._seed is None:
             raise ValueError(
-                f"shard() to {ranks.world_size} ranks after shuffle() or mix() needs a seed, or each rank has its own "
-                f"order, and samples are lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or "
+                f"shard() to {ranks.world_size} ranks after shuffle() needs a seed, or each rank has its own order, "
+                f"and samples are lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or "
                 f"mix(..., seed=0); or call shard() first"
             )
         return self._with(Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
@@ -285,41 +286,69 @@ class Pipeline(Generic[_Item_co]):
             output_order: `"input"` takes one item of each in turn. `"completion"` takes items as they come.
         """
         in_turn = check_choice("output_order", output_order, OutputOrder) is OutputOrder.INPUT
-        return self._joined([self, *others], Join.IN_TURN if in_turn else Join.AS_READY)
+        pipelines = dict(enumerate((self, *others)))
+        return self._joined(pipelines, Join.IN_TURN if in_turn else Join.AS_READY)
 
     @classmethod
     def mix(
-        cls, pipelines: Sequence[Pipeline[_Other]], weights: Sequence[float] | None = None, *, seed: int | None = None
+        cls,
+        pipelines: Sequence[Pipeline[_Other]] | Mapping[str, Pipeline[_Other]],
+        weights: _Weights | Mapping[int, _Weights] | None = None,
+        *,
+        temperature: float = 1.0,
+        ramp: bool = False,
+        on_end: Literal["continue", "stop"] = "continue",
+        seed: int | None = None,
     ) -> Pipeline[_Other]:
-        """Draw each item from a random pipeline, until all have ended.
+        """Join pipelines by weight: of any number of items, each has had its share within one or two.
+
+            Pipeline.mix({"web": web, "code": code}, {"web": 0.7, "code": 0.3})
+
+        The order depends on the weights alone. A state may be loaded with other weights: what came counts with those
+        of then, and the items after it come by the new ones.
 
         Args:
-            pipelines: The pipelines to mix.
-            weights: How often each is chosen, relative to the others. Default: equally often.
-            seed: Integer of at least 0: base of the draws. Default: the first pipeline's.
+            pipelines: The pipelines to mix, in a list or by name.
+            weights: How often items of each come, relative to the others; 0 leaves it out. In a list, or by name if the
+                pipelines are. Or several of them, by the number of items in the epoch from which on they hold:
+                `{0: {"web": 1, "code": 0}, 10_000: {"web": 2, "code": 1}}`. Default: equally often.
+            temperature: Each weight is raised to the power `1 / temperature`. More than 1 makes rare ones come more
+                often.
+            ramp: True changes the weights linearly from each given number to the next, in 64 steps.
+            on_end: What happens when a pipeline ends. `"continue"` goes on with the others, until all have ended whose
+                weight isn't 0. `"stop"` ends the epoch.
+            seed: Integer of at least 0: base of all random draws, also in the pipelines. Default: the first
+                pipeline's.
 
         Raises:
-            ValueError: There are no pipelines, or a weight isn't positive.
+            TypeError: What is to be mixed isn't a pipeline.
+            ValueError: There are no pipelines, or weights don't name each of them.
         """
-        pipelines = list(pipelines)
-        if not pipelines:
-            raise ValueError("there are no pipelines to mix")
-        chosen = [1.0] * len(pipelines) if weights is None else [float(weight) for weight in weights]
-        if len(chosen) != len(pipelines) or not all(0 < weight < math.inf for weight in chosen):
-            raise ValueError(f"weights={weights!r} must have a positive number for each of {len(pipelines)} pipelines")
-        return cls._joined(pipelines, Join.DRAWN, chosen, check_optional_integer("seed", seed, 0))
+        named = _by_name(pipelines)
+        if not named or not all(isinstance(name, str) for name in named):
+            raise ValueError("there are no pipelines to mix, or names that aren't texts")
+        given = _by_name(dict.fromkeys(named, 1.0) if weights is None else weights)
+        given = {key: _by_name(one) if isinstance(one, Sequence) else one for key, one in given.items()}
+        changes = changes_of(given, tuple(named), temperature, ramp=check_flag("ramp", ramp))
+        end, seed = check_choice("on_end", on_end, OnEnd), check_optional_integer("seed", seed, 0)
+        return cls._joined(named, Join.BY_WEIGHT, changes, end, seed)
 
     @classmethod
     def _joined(
-        cls, pipelines: Sequence[Pipeline[Any]], join: Join, weights: Sequence[float] = (), seed: int | None = None
+        cls,
+        pipelines: Mapping[Any, Pipeline[Any]],
+        join: Join,
+        changes: Changes = (),
+        on_end: OnEnd = OnEnd.CONTINUE,
+        seed: int | None = None,
     ) -> Pipeline[Any]:
-        for pipeline in pipelines:
+        for pipeline in pipelines.values():
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"a {type(pipeline).__name__} can't be merged or mixed; make a Pipeline of it")
-        chains = tuple(pipeline._chain for pipeline in pipelines)  # noqa: SLF001 - of this class
-        seeds = tuple(pipeline._seed for pipeline in pipelines)  # noqa: SLF001
-        chain = Chain(Gathered(chains, seeds, join, tuple(weights)), max_errors=chains[0].max_errors)
-        return Pipeline._made(chain, seeds[0] if seed is None else seed)
+        chains = tuple(pipeline._chain for pipeline in pipelines.values())  # noqa: SLF001 - of this class
+        seeds = tuple(pipeline._seed for pipeline in pipelines.values())  # noqa: SLF001
+        origin = Gathered(chains, seeds, join, tuple(map(str, pipelines)), changes, on_end)
+        return Pipeline._made(Chain(origin, max_errors=chains[0].max_errors), seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
@@ -434,6 +463,11 @@ class Pipeline(Generic[_Item_co]):
     def _repr_html_(self) -> str:
         title, *lines = repr(self).split("\n")
         return html_table(title, [re.split(" {2,}", line.strip()) for line in lines])
+
+
+def _by_name(given: Any) -> Mapping[Any, Any]:
+    """Return what is in a dict, or of a list one by the numbers."""
+    return given if isinstance(given, Mapping) else {str(number): one for number, one in enumerate(given)}
 
 
 def _restored(kind: type[Pipeline[Any]], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline[Any]:

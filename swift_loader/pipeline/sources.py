@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import GeneratorType
@@ -17,13 +17,14 @@ from swift_loader.pipeline.functions import name_of
 from swift_loader.pipeline.nodes import Node
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
+from swift_loader.sampling.mixture import Changes, Segment
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.worker.stream import is_stateful
 
 _NOTHING = object()
 
-_BRANCH, _MIX = 0xB, 0x31
-"""What a key or a draw is for."""
+_BRANCH = 0xB
+"""What a key is for."""
 
 STATE_EVERY = 16
 """The source's state is taken before each so many items. The items after it are drawn again on a resume."""
@@ -235,24 +236,34 @@ class Join(Enum):
     """One item of each pipeline in turn, on the thread that pulls."""
     AS_READY = "merge, as items come"
     """Each pipeline has a thread of its own."""
-    DRAWN = "mix"
-    """A random pipeline's item each time, other ones in each epoch. On the thread that pulls."""
+    BY_WEIGHT = "mix"
+    """Each pipeline has its share of any number of items. On the thread that pulls."""
+
+
+class OnEnd(Enum):
+    """Says what a mix does when a pipeline ends."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """An origin that is made of pipelines.
 
-    The first entry of a place is (number of items before it, whose turn is next, place of each pipeline or () if it
-    has ended).
+    The first entry of a place is (number of items before it, turn, place of each pipeline or () if it has ended). The
+    turn is whose is next. In a mix, it is the segment of constant weights: (number of items before it, weights, what
+    each pipeline should have had more before it).
     """
 
     chains: tuple[Chain, ...]
     seeds: tuple[int | None, ...]
     """The seed that the user gave to each."""
     join: Join
-    weights: tuple[float, ...] = ()
-    """With `DRAWN`, how often each is chosen, relative to the others."""
+    names: tuple[str, ...]
+    changes: Changes = ()
+    """The weights of a mix, by the number of items before."""
+    on_end: OnEnd = OnEnd.CONTINUE
 
     def __post_init__(self) -> None:
         if any(chain.origin.is_endless for chain in self.chains):
@@ -268,19 +279,21 @@ class Gathered:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Those of the join and of all pipelines."""
-        own = self._title if self.join is Join.DRAWN else "merge"
+        own = f"mix of {', '.join(self.names)}, {self.on_end.value} at an end" if self.changes else "merge"
         return (own, *(text for chain in self.chains for text in chain.parameters))
 
     @property
     def beginning(self) -> Place:
         """Nothing came, and all begin."""
-        return (0, 0, *(chain.beginning for chain in self.chains))
+        turn = (0, self.changes[0][1], (0.0,) * len(self.chains)) if self.changes else 0
+        return (0, turn, *(chain.beginning for chain in self.chains))
 
     @property
     def num_items(self) -> int | None:
-        """The sum; None if one of them isn't known."""
+        """The sum; None if one of them isn't known, or if not all come."""
         numbers = [chain.num_results for chain in self.chains]
-        return None if None in numbers else sum(number or 0 for number in numbers)
+        is_all = self.on_end is OnEnd.CONTINUE and all(all(weights) for _, weights in self.changes)
+        return None if None in numbers or not is_all else sum(number or 0 for number in numbers)
 
     @property
     def plains(self) -> list[Plain]:
@@ -289,31 +302,33 @@ class Gathered:
 
     def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int) -> Passes:
         """Open the pipelines that haven't ended."""
-        opened: list[Iterator[Item] | None] = []
+        opened: list[Iterator[Item]] = []
         for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
             if place:
                 branch = chain.open(place, states, run, derive_key(key, _BRANCH, number, self.seeds[number] or 0))
-                opened.append(_told(branch, f"{self._title}, pipeline {number}"))
+                opened.append(_told(branch, f"{self.join.value}, pipeline {self.names[number]}"))
             else:
                 for _ in chain.origin.plains:
                     next(states)
                 for line in chain.describe():
                     if line.lstrip().startswith("map "):
                         run.tally.policy(line, None, skips=True)  # takes what the state has of the ended stage
-                opened.append(None)
+                opened.append(iter(()))
         for policy in run.tally.policies:
             policy.places = None  # they say nothing about places of all
-        num_before, turn, *places = entry
-        if self.join is not Join.AS_READY:
-            return iter((joined(opened, places, num_before, turn, self.weights, derive_key(key, run.epoch)),))
-        flows = [flow for flow in opened if flow is not None]
+        if self.join is Join.BY_WEIGHT:
+            return iter((mixed(opened, entry, self.changes, self.on_end),))
+        if self.join is Join.IN_TURN:
+            return iter((in_turn(opened, entry),))
+        flows = [flow for flow, place in zip(opened, entry[2:], strict=True) if place]
         relay: Relay[Item] = Relay(2 * len(flows), num_givers=len(flows))
         run.fill(relay, [Filler(iter((flow,)), relay, run.tally.note("merge")) for flow in flows])
-        return iter(((Item(item.value, ((number, *entry[1:]),)) for number, item in enumerate(relay, num_before + 1)),))
+        return iter(((Item(item.value, ((number, *entry[1:]),)) for number, item in enumerate(relay, entry[0] + 1)),))
 
     def check(self, entry: Any) -> None:
         """Check the number of pipelines, and each one's place."""
-        if not isinstance(entry, tuple) or len(entry) != 2 + len(self.chains):
+        is_place = isinstance(entry, tuple) and len(entry) == 2 + len(self.chains)
+        if not is_place or isinstance(entry[1], tuple) != bool(self.changes):
             raise StateMismatch(f"the state's place {entry!r} isn't one of {len(self.chains)} pipelines")
         for chain, place in zip(self.chains, entry[2:], strict=True):
             if place != ():
@@ -328,8 +343,8 @@ class Gathered:
 
     @property
     def _title(self) -> str:
-        weights = ", ".join(f"{weight:g}" for weight in self.weights)
-        return f"mix, weights {weights}" if self.join is Join.DRAWN else self.join.value
+        shares = zip(self.names, self.changes[0][1], strict=True) if self.changes else ()
+        return ", ".join([self.join.value, *(f"{name} {weight:g}" for name, weight in shares)])
 
     def describe(self) -> list[str]:
         """Return a line for the join, then those of each pipeline."""
@@ -347,30 +362,13 @@ def _told(passes: Passes, stage: str) -> Iterator[Item]:
         raise explained(error, stage, number)  # noqa: B904 - it has its causes
 
 
-def joined(
-    flows: Sequence[Iterator[Item] | None],
-    places: Sequence[Place],
-    num_before: int,
-    turn: int,
-    weights: Sequence[float] = (),
-    key: int = 0,
-) -> Iterator[Item]:
-    """Give items of several flows, until all have ended: one of each in turn, or in a random order.
-
-    `flows`: None has ended. `places`: of each flow; empty if it has ended. `num_before`: how many items were given
-    before. `turn`: which flow is next. `weights`: how often each is chosen, relative to the others that haven't ended;
-    none: in turn. `key`: of the draws.
-    """
-    places, number = list(places), num_before
-    left = {index: flow for index, flow in enumerate(flows) if flow is not None}
-    while left:
-        if weights:
-            chosen = _choose(left, weights, derive_key(key, _MIX, number) / 2**64)
-        else:
-            chosen, turn = turn, (turn + 1) % len(places)
-        item = next(left[chosen], None) if chosen in left else None
+def in_turn(flows: Sequence[Iterator[Item]], entry: Any) -> Iterator[Item]:
+    """Give an item of each flow in turn, until all have ended. `entry`: see `Gathered`."""
+    number, turn, *places = entry
+    while any(places):
+        chosen, turn = turn, (turn + 1) % len(places)
+        item = next(flows[chosen], None)
         if item is None:
-            left.pop(chosen, None)
             places[chosen] = ()
             continue
         places[chosen] = item.after
@@ -378,13 +376,29 @@ def joined(
         yield Item(item.value, ((number, turn, *places),))
 
 
-def _choose(left: Collection[int], weights: Sequence[float], draw: float) -> int:
-    point = draw * sum(weights[index] for index in left)
-    for index in left:
-        point -= weights[index]
-        if point < 0:
-            return index
-    return index
+def mixed(flows: Sequence[Iterator[Item]], entry: Any, changes: Changes, on_end: OnEnd) -> Iterator[Item]:
+    """Give items of flows by weight. `entry`: see `Gathered`. What comes depends on it and on the weights, no more."""
+    number, (begin, weights, owed), *places = entry
+    while True:
+        given = [weights for change, weights in changes if change <= number][-1]
+        present = tuple(weight if place else 0.0 for weight, place in zip(given, places, strict=True))
+        if present != weights:
+            begin, weights, owed = number, present, Segment(weights, owed).owed_after(number - begin)
+        if not any(weights):
+            return
+        until = next((change for change, _ in changes if change > number), None)
+        for chosen in Segment(weights, owed).sources(number - begin):
+            item = next(flows[chosen], None)
+            if item is None:
+                if on_end is OnEnd.STOP:
+                    return
+                places[chosen] = ()
+                break
+            places[chosen] = item.after
+            number += 1
+            yield Item(item.value, ((number, (begin, weights, owed), *places),))
+            if number == until:
+                break
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Opening:
 
 def _beginning(place: Place) -> Place:
     """Return the place of the same form at the beginning of an epoch."""
-    return tuple(0 if isinstance(part, int) else _beginning(part) for part in place)
+    return tuple(_beginning(part) if isinstance(part, tuple) else 0 for part in place)
 
 
 class Marker(Enum):
@@ -464,7 +464,9 @@ def _step_of(after: Place) -> int:
 
 
 def _flat(place: Any) -> list[int]:
-    return [place] if isinstance(place, int) else [len(place), *(number for part in place for number in _flat(part))]
+    if isinstance(place, int):
+        return [place]
+    return [len(place), *(number for part in place if not isinstance(part, float) for number in _flat(part))]
 
 
 @dataclass(slots=True)

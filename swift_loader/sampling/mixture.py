@@ -15,8 +15,9 @@ is the child's whose count grows. The phases carry over what a source is owed fr
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ _MARK = 1 << (_ROW_BITS + _SOURCE_BITS + _EPOCH_BITS)
 _SHARE_BITS = 30
 MAX_EXACT = 1 << 31
 """Integer weights with at most this sum give exact shares. Products of a weight and a count fit into 64 bits."""
+
+_BLOCK = 256
+"""So many samples of streams are assigned to sources at once."""
 
 _MIXED = 0x313D
 """Tells the keys of the sources from those of a dataset's order."""
@@ -112,7 +116,7 @@ class Mix:
     ) -> tuple[NDArray[np.int64], Positions, Positions]:
         """Return source, row and the source's epoch at each position, over all epochs."""
         if not self._made:
-            self._made.append(_Tables.of(self))
+            self._made.append(_Tables.of(self.changes, (0.0,) * len(self.lengths)))
         tables = self._made[0]
         sources, counts = tables.at(positions.astype(np.uint64))
         sizes = np.array(self.lengths, np.uint64)[sources]
@@ -266,26 +270,21 @@ class _Tables:
     """By what the sources' orders depend on."""
 
     @classmethod
-    def of(cls, mix: Mix) -> _Tables:
-        num_sources = len(mix.lengths)
+    def of(cls, changes: Changes, owed: Weights) -> _Tables:
+        num_sources = len(owed)
         forks, children = [(0, 0, 1)] * num_sources, [(0, 0)] * num_sources
         roots, before = list[int](), [[0] * num_sources]
-        owed = [0.0] * num_sources
-        ends = [begin for begin, _ in mix.changes[1:]]
-        for (begin, weights), end in zip(mix.changes, [*ends, None], strict=True):
+        ends = [begin for begin, _ in changes[1:]]
+        for (begin, weights), end in zip(changes, [*ends, None], strict=True):
             root = _plant(weights, owed, forks, children)
             roots.append(root)
             if end is None:
                 break
             counts = [0] * num_sources
             _count(root, end - begin, forks, children, counts)
-            total = math.fsum(weights)
-            owed = [
-                debt + weight / total * (end - begin) - count
-                for debt, weight, count in zip(owed, weights, counts, strict=True)
-            ]
+            owed = _owed_after(end - begin, counts, weights, owed)
             before.append([one + count for one, count in zip(before[-1], counts, strict=True)])
-        starts = np.array([begin for begin, _ in mix.changes], np.uint64)
+        starts = np.array([begin for begin, _ in changes], np.uint64)
         arrays = np.array(roots, np.int64), np.array(before, np.uint64), np.array(forks, np.uint64)
         return cls(starts, *arrays, np.array(children, np.int64))
 
@@ -328,9 +327,7 @@ class _Tables:
         return self._eras[key]
 
 
-def _plant(
-    weights: Weights, owed: list[float], forks: list[tuple[int, int, int]], children: list[tuple[int, int]]
-) -> int:
+def _plant(weights: Weights, owed: Weights, forks: list[tuple[int, int, int]], children: list[tuple[int, int]]) -> int:
     """Add the tree of a segment. Return its root. `owed`: what each source should have had more before."""
     is_exact = all(weight == int(weight) for weight in weights) and sum(weights) <= MAX_EXACT
     heap = [(weight, number, debt) for number, (weight, debt) in enumerate(zip(weights, owed, strict=True)) if weight]
@@ -359,6 +356,30 @@ def _count(node: int, num_samples: int, forks: Any, children: Any, counts: list[
             share, phase, whole = map(int, forks[node])
             left = (share * number + phase) // whole
             waiting += zip(map(int, children[node]), (left, number - left), strict=True)
+
+
+def _owed_after(num_samples: int, counts: list[int], weights: Weights, owed: Weights) -> Weights:
+    """Return what each source should have had more after so many samples of a segment, of which it had its count."""
+    total, each = math.fsum(weights), zip(owed, weights, counts, strict=True)
+    return tuple(debt + weight / total * num_samples - count for debt, weight, count in each)
+
+
+class Segment:
+    """Samples of streams, as long as the weights are constant."""
+
+    def __init__(self, weights: Weights, owed: Weights) -> None:
+        """Begin. `owed`: what each source should have had more before."""
+        self._weights, self._owed = weights, owed
+        self._tables = _Tables.of(((0, weights),), owed)
+
+    def sources(self, num_before: int) -> Iterator[int]:
+        """Return the sources of the samples after so many, without end."""
+        for begin in itertools.count(num_before, _BLOCK):
+            yield from self._tables.at(np.arange(begin, begin + _BLOCK, dtype=np.uint64))[0].tolist()
+
+    def owed_after(self, num_samples: int) -> Weights:
+        """Return what each source should have had more after so many samples."""
+        return _owed_after(num_samples, self._tables.counts(num_samples), self._weights, self._owed)
 
 
 # Rows that are left out -----------------------------------------------------------------------------------------------
@@ -456,24 +477,13 @@ class Mixture:
         lengths = _lengths_of(sources)
         self.sources = dict(sources)
         """The datasets by name."""
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature={temperature} must be a positive number")
         if weights is None:
             weights = dict(zip(sources, map(float, lengths), strict=True))
-        is_schedule = bool(weights) and all(as_integer(begin) is not None for begin in weights)
-        given: Any = dict(weights) if is_schedule else {0: weights}
-        if 0 not in given or min(given) < 0 or max(given) >= MAX_POSITION:
-            raise ValueError(f"weights change at the samples {', '.join(map(str, given))}; one of them must be 0")
-        changes: list[tuple[int, Weights]] = []
-        for begin in sorted(given):
-            chosen = weights_of(given[begin], tuple(sources), temperature)
-            if ramp and changes:
-                changes += _ramp(changes[-1], (begin, chosen))
-            changes.append((begin, chosen))
+        changes = changes_of(weights, tuple(sources), temperature, ramp=ramp)
         size = sum(lengths) if epoch_size is None else as_integer(epoch_size)
         if size is None or not 1 <= size < MAX_POSITION:
             raise ValueError(f"epoch_size={epoch_size!r} must be an integer of at least 1")
-        self._mix = Mix(tuple(sources), lengths, size, tuple(changes), tuple(changes))
+        self._mix = Mix(tuple(sources), lengths, size, changes, changes)
 
     def __len__(self) -> int:
         """Return the number of samples in an epoch of the mixture."""
@@ -535,6 +545,23 @@ def _lengths_of(sources: Any) -> tuple[int, ...]:
 def mix_of(dataset: Any) -> Mix | None:
     """Return what the order of a mixture depends on; None for any other dataset."""
     return dataset._mix if isinstance(dataset, Mixture) else None  # noqa: SLF001 - of this module
+
+
+def changes_of(weights: Any, names: tuple[str, ...], temperature: float, *, ramp: bool) -> Changes:
+    """Return the changes that weights by name mean, or several of them by the sample from which on they hold."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be a positive number")
+    is_schedule = bool(weights) and all(as_integer(begin) is not None for begin in weights)
+    given: Any = dict(weights) if is_schedule else {0: weights}
+    if 0 not in given or min(given) < 0 or max(given) >= MAX_POSITION:
+        raise ValueError(f"weights change at the samples {', '.join(map(str, given))}; one of them must be 0")
+    changes: list[tuple[int, Weights]] = []
+    for begin in sorted(given):
+        chosen = weights_of(given[begin], names, temperature)
+        if ramp and changes:
+            changes += _ramp(changes[-1], (begin, chosen))
+        changes.append((begin, chosen))
+    return tuple(changes)
 
 
 def weights_of(given: Any, names: tuple[str, ...], temperature: float = 1.0) -> Weights:

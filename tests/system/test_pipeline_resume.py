@@ -46,6 +46,11 @@ GRAPHS: dict[str, Callable[[Pipeline], Pipeline]] = {
     "uneven rank": lambda source: source.shard(0, 3, equal=False),
     "merge": lambda source: source.merge(Pipeline(range(100, 120)).map(functions.some)).batch(3),
     "mix": lambda source: Pipeline.mix([source, Pipeline(range(100, 120)).shuffle(4)], [2, 1], seed=3).batch(3),
+    "mix that stops": lambda source: Pipeline.mix(
+        {"a": source.map(functions.uneven, concurrency=2), "b": Pipeline(range(100, 120)).map(functions.some)},
+        {0: {"a": 2.0, "b": 1.0}, 15: {"a": 0.0, "b": 3.0}, 22: {"a": 0.7, "b": 0.3}},
+        on_end="stop",
+    ).prefetch(2),
     "cache": lambda source: source.cache(20, stop_after=70).batch(4),
 }
 
@@ -458,11 +463,6 @@ def test_other_parameters_are_refused() -> None:
     state = pipeline.state_dict()
     with pytest.raises(StateMismatch, match=r"buffer of 5.*this one has 'shuffle, buffer of 20'"):
         Pipeline(range(30), seed=1).shuffle(20).load_state_dict(state)
-    parts = [Pipeline(range(9)), Pipeline(range(9))]
-    mixed = Pipeline.mix(parts, [1, 2], seed=1)
-    next(iter(mixed))
-    with pytest.raises(StateMismatch, match="weights 1, 2"):
-        Pipeline.mix(parts, [1, 3], seed=1).load_state_dict(mixed.state_dict())
 
 
 class Indexed:

@@ -141,6 +141,7 @@ def pipeline_is_used(pool: ThreadPoolExecutor) -> None:
     assert_type(batches.map(np.array), Pipeline[NDArray[Any]])
     assert_type(urls.merge(contents), Pipeline[str | bytes])
     assert_type(Pipeline.mix([urls, urls], [1.0, 2.0]), Pipeline[str])
+    assert_type(Pipeline.mix({"a": urls, "b": urls}, {0: {"a": 1, "b": 2}}, on_end="stop"), Pipeline[str])
     with batches.prefetch(2) as pipe:
         for batch in pipe:
             assert_type(batch, list[float])
