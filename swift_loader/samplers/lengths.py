@@ -105,7 +105,8 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         Take the first scale after the first batch, as `zip` does here. Then it is right in a resumed pass, too.
 
         Args:
-            tokens: `(n,)` how many tokens of each sample of the dataset the loss counts.
+            tokens: `(n,)` how many tokens of each sample of the dataset the loss counts. With `mask_first` of
+                `PackCollate`, these are `lengths - 1`.
 
         Raises:
             TypeError: They aren't integers.

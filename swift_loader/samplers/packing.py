@@ -220,9 +220,9 @@ class PackedDataset:
 
     The documents follow one another in a seeded order, the same in every process and epoch. Item `i` has tokens
     `[i * max_tokens, (i + 1) * max_tokens)` of that row, as a `PackCollate` makes them. A
-    document at a border is cut, and each piece is a document of its own: its positions begin at 0, and attention
-    doesn't see the other piece. Shuffle the windows with the loader. Batches of more than one window need
-    `collate_fn=PackCollate()`.
+    document at a border is cut, and each piece is a document of its own: its positions begin at 0, because models of
+    Hugging Face find documents by that, and attention doesn't see the other piece. Shuffle the windows with the loader.
+    Batches of more than one window need `collate_fn=PackCollate()`.
 
         windows = PackedDataset(documents, lengths, 8192, collate=PackCollate(mask_first=True))
         loader = DataLoader(windows, batch_size=None, shuffle=True, num_workers=4)

@@ -118,6 +118,8 @@ def data_loader_is_used(state: dict[str, Any]) -> None:
         assert_type(moved, Any)
     DataLoader(Images(), num_worker=2)  # type: ignore[call-arg]
     DataLoader(Images(), worker_type="threads")  # type: ignore[arg-type]
+    TokenBudgetBatchSampler([3, 1], 8, padded=False, fit="best")
+    TokenBudgetBatchSampler([3, 1], 8, fit="first")  # type: ignore[arg-type]
     TokenBudgetBatchSampler([3, 1], 8, oversized="skip")  # type: ignore[arg-type]
 
 
