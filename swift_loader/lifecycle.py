@@ -390,10 +390,10 @@ class Lifecycle:
         return self.run.this if current is not None and current.is_active else None
 
     def _check_in_order(self, what: str) -> None:
-        if not self.options.delivery.in_order and self.run.last.state is PassState.RUNNING:
+        if not self.options.delivery.in_order:
             raise RuntimeError(
                 f"{what} with in_order=False: batches arrive as they get ready, so no position says which ones are "
-                f"left. Do it before the pass begins"
+                f"left. Do it between two epochs, or give in_order=True"
             )
 
     def _leave_out(self, change: Callable[[], None]) -> None:
@@ -414,11 +414,8 @@ class Lifecycle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""
-        if not self.options.delivery.in_order and self.run.is_partly_delivered:
-            raise RuntimeError(
-                "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
-                "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
-            )
+        if self.run.is_partly_delivered:
+            self._check_in_order("state_dict() doesn't work in the middle of an epoch")
         return self.run.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -159,7 +159,8 @@ class Plan:
         num_batches = self.num_batches(epoch)
         if not 0 <= first_step < stop_step <= num_batches:
             raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {num_batches} batches")
-        extents = [self._extent(epoch, step) for step in range(first_step, stop_step)]
+        num_full = self._num_full_steps(epoch)
+        extents = [self._extent(epoch, step, num_full) for step in range(first_step, stop_step)]
         num_samples, gaps = self._num_left(epoch), self.gaps(epoch)
         first, num_repeated = gaps.first_repeated, num_samples - gaps.first_repeated
         # Wrap around in Python's integers, which can't overflow: with 10**30 ranks, starts are large.
@@ -248,11 +249,11 @@ class Plan:
     def _num_full_steps(self, epoch: int) -> int:
         return (self._num_left(epoch) - self._offset(epoch)) // self.settings.samples_per_step
 
-    def _extent(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the first position and the number of samples of this rank's part of a step."""
+    def _extent(self, epoch: int, step: int, num_full: int) -> tuple[int, int]:
+        """Return the first place and the number of samples of this rank's part of a step, of which so many are full."""
         settings = self.settings
         first = self._offset(epoch) + step * settings.samples_per_step
-        if step < self._num_full_steps(epoch):
+        if step < num_full:
             return first + settings.rank * settings.batch_size, settings.batch_size
         return first + self._last_before(epoch, settings.rank), self._last_count(epoch, settings.rank)
 

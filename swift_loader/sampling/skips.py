@@ -12,8 +12,7 @@ Both are in the state and go to the workers. The positions of excluded rows are 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import Form, as_integer, checked_fields, several, shown
+from swift_loader.sampling.integers import Form, checked_fields, integer, several
 from swift_loader.sampling.shuffle import Order
 
 Indices = NDArray[np.int64]
@@ -58,21 +57,18 @@ class Exclusion:
     since: Position
     packed: bytes
     """`(n, 2) int64`: ranges `[begin, end)` of dataset indices, in order. Bytes can be compared, hashed and sent."""
+    num_rows: int
 
     @classmethod
-    def of(cls, since: Position, rows: Indices) -> Exclusion:
-        """`rows`: `(n,)`, sorted, each once."""
-        return cls(since, np.stack(_merged(rows, rows + 1), axis=1).tobytes())
+    def of(cls, since: Position, begins: Indices, ends: Indices) -> Exclusion:
+        """Return the exclusion of ranges in any order, which may overlap."""
+        ranges = np.stack(_merged(begins, ends), axis=1)
+        return cls(since, ranges.tobytes(), int(np.diff(ranges).sum()))
 
     @property
     def ranges(self) -> Indices:
         """The ranges, `(n, 2)`."""
         return np.frombuffer(self.packed, np.int64).reshape(-1, 2)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows it has."""
-        return int(np.diff(self.ranges).sum())
 
     @property
     def rows(self) -> Indices:
@@ -103,6 +99,8 @@ class Gaps:
 
     def position_of(self, place: int) -> int:
         """Return the position at a place in what is left; at its end, the position after all gaps that end there."""
+        if not self.num_positions:
+            return place
         return place + int(self._num_before[np.searchsorted(self._first_places, place, side="right")])
 
     def positions_of(self, places: Indices) -> Indices:
@@ -128,8 +126,8 @@ class Skips:
     @property
     def last_epoch(self) -> int:
         """The last epoch that may have more or fewer samples left than all later ones; -1 if there is none."""
-        epochs = [one.epoch for one in self.ranges[-1:]] + [one.since.epoch for one in self.exclusions[-1:]]
-        return max(epochs, default=-1)
+        epochs = [-1, *(one.epoch for one in self.ranges[-1:]), *(one.since.epoch for one in self.exclusions[-1:])]
+        return max(epochs)
 
     @property
     def num_excluded(self) -> int:
@@ -155,7 +153,8 @@ class Skips:
             else:
                 held[at] = np.setdiff1d(others, rows, assume_unique=True)
         held[since] = np.union1d(held.get(since, NO_INDICES), rows)
-        return replace(self, exclusions=tuple(Exclusion.of(at, held[at]) for at in sorted(held) if held[at].size))
+        left = [(at, held[at]) for at in sorted(held) if held[at].size]
+        return replace(self, exclusions=tuple(Exclusion.of(at, rows, rows + 1) for at, rows in left))
 
     def cover(self, asked: SkippedRange) -> bool:
         """Return whether all positions of a range are in skipped steps."""
@@ -174,7 +173,7 @@ class Skips:
         """
         fields = {
             SKIPPED: [[one.epoch, one.begin, one.end] for one in self.ranges],
-            EXCLUDED: [[one.since.epoch, one.since.num_samples, one.ranges.tolist()] for one in self.exclusions],
+            EXCLUDED: [[one.since.epoch, one.since.num_samples, _listed(one)] for one in self.exclusions],
         }
         return {name: value for name, value in fields.items() if value}
 
@@ -184,57 +183,52 @@ class Skips:
 
         A checkpoint may have converted the integers and lists.
         """
-        given = state.get(SKIPPED, [])
-        try:
-            steps = [[-1 if (number := as_integer(field)) is None else number for field in row] for row in given]
-        except TypeError:
-            steps = [[]]
-        is_other = isinstance(given, (str, bytes, Mapping))
-        if is_other or any(len(row) != _NUM_FIELDS or min(row) < 0 or row[1] >= row[2] for row in steps):
+        fields = checked_fields(state, {name: form for name, form in _FORMS.items() if name in state})
+        steps, excluded = fields.get(SKIPPED, NO_INDICES.reshape(0, 3)).tolist(), fields.get(EXCLUDED, [])
+        ends = [row[-1] for row in steps]
+        ends += [end for one in excluded for end in (one.since.num_samples, *one.ranges[-1:, 1].tolist())]
+        if ends and (num_samples is None or max(ends) > num_samples):
             raise StateMismatch(
-                f"the state's skipped={shown(given)} must be a list of ranges [epoch, begin, end] with begin < end; "
-                f"pass the dict that state_dict() returned, unchanged"
+                f"the state leaves out samples up to {max(ends)}, which is beyond its num_samples={num_samples}; pass "
+                f"the dict that state_dict() returned, unchanged"
             )
         skips = NO_SKIPS.added(SkippedRange(*row) for row in steps)
-        excluded: list[Exclusion] = checked_fields({EXCLUDED: [], **state}, _EXCLUDED)[EXCLUDED]
-        ends = [(f"skipped range {row}", row[2]) for row in steps]
-        ends += [
-            (
-                f"excluded={shown(state[EXCLUDED])[:_MAX_SHOWN_CHARS]}",
-                max(one.since.num_samples, int(one.ranges[-1, 1])),
-            )
-            for one in excluded
-        ]
-        for what, end in ends:
-            if num_samples is None or end > num_samples:
-                raise StateMismatch(
-                    f"the state's {what} ends beyond its num_samples={num_samples}; pass the dict that state_dict() "
-                    f"returned, unchanged"
-                )
         for one in excluded:
             skips = skips.excluding(one.since, one.rows)
         return skips
 
 
+@lru_cache(maxsize=16)  # a state may be asked for after each step, and 100,000 rows take 10 ms
+def _listed(exclusion: Exclusion) -> list[list[int]]:
+    listed: list[list[int]] = exclusion.ranges.tolist()
+    return listed
+
+
 NO_SKIPS = Skips()
 SKIPPED, EXCLUDED = "skipped", "excluded"
 """The fields of a state. A run that leaves out nothing doesn't have them."""
-_NUM_FIELDS = 3
-_MAX_SHOWN_CHARS = 100
+
+
+def _table(value: Any, num_columns: int) -> Indices:
+    """Return rows that end with `begin, end`, `(n, num_columns)`."""
+    given = np.asarray(value)
+    table: Indices = given.astype(np.int64)
+    is_integer = given.dtype.kind in "iu"
+    if not is_integer or table.shape[1:] != (num_columns,) or table.min() < 0 or (table[:, -2] >= table[:, -1]).any():
+        raise ValueError
+    return table
 
 
 def _read_exclusion(value: Any) -> Exclusion:
-    epoch, position, ranges = value
-    since, array = Position(operator.index(epoch), operator.index(position)), np.asarray(ranges)
-    if array.dtype.kind not in "iu" or array.shape[1:] != (2,) or min(since.epoch, since.num_samples, array.min()) < 0:
-        raise ValueError
-    begins, ends = array.astype(np.int64).T
-    if (begins >= ends).any():
-        raise ValueError
-    return Exclusion(since, np.stack(_merged(begins, ends), axis=1).tobytes())
+    (epoch, position), ranges = _AT.read(value[:2]), value[2]
+    return Exclusion.of(Position(epoch, position), *_table(ranges, 2).T)
 
 
-_EXCLUDED = {EXCLUDED: several(Form("[epoch, position, [[begin, end], ...]] with begin < end", _read_exclusion))}
+_AT = several(integer(0, 2**62))
+_FORMS = {
+    SKIPPED: Form("a list of ranges [epoch, begin, end] with begin < end", lambda value: _table(value, 3)),
+    EXCLUDED: several(Form("[epoch, position, ranges [begin, end] of rows]", _read_exclusion)),
+}
 
 
 @lru_cache(maxsize=2)
@@ -256,38 +250,29 @@ def gaps_of(skips: Skips, order: Order, epoch: int) -> Gaps:
 def rows_of(asked: Any, num_samples: int) -> Indices:
     """Return the dataset indices that the user asks for: `(n,)`, sorted, each once. See `SwiftLoader.exclude`."""
     if callable(asked):
-        return np.concatenate([NO_INDICES, *_chosen(asked, num_samples)])
-    if as_integer(asked) is not None:
-        asked = [asked]
-    if isinstance(asked, (str, bytes, Mapping)) or not isinstance(asked, Iterable):
-        raise TypeError(
-            f"rows={shown(asked)} is a {type(asked).__name__}; it must be a dataset index, several of them, or a "
-            f"function that takes an array of indices and returns an array of bools"
-        )
-    rows = np.asarray(asked if hasattr(asked, "__array__") else list(asked))
+        blocks = [range(num_samples)[begin : begin + BLOCK_INDICES] for begin in range(0, num_samples, BLOCK_INDICES)]
+        return np.concatenate([NO_INDICES, *(_chosen(asked, np.arange(one.start, one.stop)) for one in blocks)])
+    is_array = hasattr(asked, "__array__") or not isinstance(asked, Iterable)
+    rows: NDArray[Any] = np.atleast_1d(asked if is_array else list(asked))
     if not rows.size:
         return NO_INDICES
     if rows.dtype.kind not in "iu":
-        raise TypeError(
-            f"the rows are of type {rows.dtype}; they must be integers from 0 to {num_samples - 1}. For a mask of "
-            f"bools, give numpy.flatnonzero(mask)"
+        raise TypeError(f"the rows are {rows.dtype}; they must be integers, or a function of an array of indices")
+    if rows.min() < 0 or rows.max() >= num_samples:
+        raise ValueError(
+            f"rows {rows.min()} to {rows.max()} aren't all in the dataset, whose last is {num_samples - 1}"
         )
-    outside = rows[(rows < 0) | (rows >= num_samples)]
-    if outside.size:
-        raise ValueError(f"row {outside[0]} isn't in the dataset; its rows are 0 to {num_samples - 1}")
     return np.unique(rows.astype(np.int64))
 
 
-def _chosen(asked: Callable[[Indices], Any], num_samples: int) -> Iterator[Indices]:
-    for begin in range(0, num_samples, BLOCK_INDICES):
-        indices = np.arange(begin, min(begin + BLOCK_INDICES, num_samples))
-        mask = np.asarray(asked(indices))
-        if mask.dtype != np.bool_ or mask.shape != indices.shape:
-            raise TypeError(
-                f"the function that chooses rows returned an array of {mask.dtype} of the shape {mask.shape} for "
-                f"{len(indices)} indices; it must return a bool for each index: the shape {indices.shape}"
-            )
-        yield begin + np.flatnonzero(mask)
+def _chosen(asked: Callable[[Indices], Any], indices: Indices) -> Indices:
+    mask: NDArray[np.bool_] = np.asarray(asked(indices))
+    if mask.dtype != np.bool_ or mask.shape != indices.shape:
+        raise TypeError(
+            f"the function that chooses rows returned {mask.dtype} of the shape {mask.shape}; it must return bools of "
+            f"the shape {indices.shape}, one for each index"
+        )
+    return indices[mask]
 
 
 def _merged(begins: Indices, ends: Indices) -> tuple[Indices, Indices]:

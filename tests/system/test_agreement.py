@@ -31,6 +31,8 @@ SCENARIOS: dict[str, tuple[Options, Options]] = {
     "skips": ({"skip_steps": [1]}, {"skip_steps": [2]}),
     "a skip on one rank": ({}, {"skip_steps": [1]}),
     "the same skips": ({"skip_steps": [2, 1]}, {"skip_steps": [1, 2]}),
+    "exclusions": ({"exclude": [1, 2]}, {"exclude": [2]}),
+    "the same exclusions": ({"exclude": [2, 1]}, {"exclude": [1, 2, 2]}),
     "lengths": ({"length": 50}, {"length": 51}),
     "other numbers of workers": ({"worker_per_consumer": 0}, {"worker_per_consumer": 1}),
     "the same index": ({"nb_consumer": 2, "index": 0}, {"nb_consumer": 2, "index": 0}),
@@ -47,7 +49,7 @@ RANK = """
         if "torch_seed" in told:
             torch.manual_seed(told.pop("torch_seed"))
         length, epoch, position = told.pop("length", 50), told.pop("epoch", 0), told.pop("position", 0)
-        skip_steps = told.pop("skip_steps", None)
+        skip_steps, rows = told.pop("skip_steps", None), told.pop("exclude", None)
         if told.pop("skip", False):
             continue
         index = told.pop("index", None)
@@ -57,6 +59,8 @@ RANK = """
             loader.set_epoch(epoch)
             if skip_steps:
                 loader.skip(skip_steps)
+            if rows:
+                loader.exclude(rows)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 result = outcome(lambda: loader.start(index))
@@ -84,6 +88,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         "no seed",
         "the same seed",
         "the same skips",
+        "the same exclusions",
         "other numbers of workers",
         "indices the other way round",
         "torch seeded by rank",
@@ -115,11 +120,12 @@ def test_where_torch_was_seeded_by_rank_all_have_that_of_rank_0(outcomes: dict[s
         ("positions", "rank 1 has position=16, but rank 0 has position=8"),
         ("skips", "rank 1 has skipped='[[0, 16, 24]]', but rank 0 has skipped='[[0, 8, 16]]'"),
         ("a skip on one rank", "rank 1 has skipped='[[0, 8, 16]]', but rank 0 has skipped='[]'"),
+        ("exclusions", "rank 1 has excluded='1 rows ("),
         ("lengths", "rank 1 has len(dataset)=51, but rank 0 has len(dataset)=50"),
     ],
 )
 def test_ranks_that_differ_all_get_the_error(outcomes: dict[str, list[Any]], name: str, message: str) -> None:
-    expected = f"ValueError: {message}: they would"
+    expected = f"ValueError: {message}: they would" if name != "exclusions" else f"ValueError: {message}"
     assert [outcome.startswith(expected) for outcome, _ in outcomes[name]] == [True, True]
 
 

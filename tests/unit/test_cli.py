@@ -84,6 +84,11 @@ def saved_states() -> dict[str, Any]:
     planned: Any = SwiftLoader(dataset=list(range(100)), batch_size=10, worker_per_consumer=0, seed=5)
     planned.skip([2, 3])
     next(iter(planned))
+    planned.exclude(7)
+    later = planned.state_dict() | {"epoch": 1}
+    planned.load_state_dict(later)
+    planned.exclude(range(20, 30))
+    planned.load_state_dict(planned.state_dict() | {"epoch": 0})
     torchs: Any = DataLoader(list(range(32)), batch_sampler=ShuffleBatchSampler(32, 4))  # type: ignore[arg-type]
     batches = iter(torchs)
     next(batches)
@@ -107,6 +112,8 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
     for line in (
         "  position  after 10 of 100 samples",
         "  skipped   samples 20 to 39 of epoch 0",
+        "  excluded  1 row from sample 10 of epoch 0 on: 7; 10 rows from sample 10 of epoch 1 on: 20, 21, 22, 23, "
+        "24, 25, 26, 27, …",
         "  position  after 1 batch; batch_size=None",
         "  seed      None",
         "  order     by the sampler's own state",

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_loader.errors import StateMismatch
 from swift_loader.sampling.plan import BatchPlan, Plan, PlanSettings, Uneven
 from swift_loader.sampling.run import Run
-from swift_loader.sampling.skips import Position, Skips
+from swift_loader.sampling.skips import NO_SKIPS, Position, Skips, rows_of
 from tests.unit.sampling.test_plan import settings_of, whole_order
 
 
@@ -110,7 +112,7 @@ def test_a_run_delivers_the_order_without_the_rows_through_resumes_with_other_ra
         state = json.loads(json.dumps(ranks[0].run.state_dict()))
     skips = Skips.from_dict(state, num_samples)
     assert skips == ranks[0].run.skips
-    assert skips.num_excluded == len(excluded)
+    assert sorted(row for one in skips.exclusions for row in one.rows.tolist()) == sorted(excluded)
     for settings_then, before, batch in seen:  # as replay does
         plan, step = Plan.of(num_samples, replace(settings_then, skips=skips)).resumed_at(before)
         again = plan.batch(before.epoch, step)
@@ -121,3 +123,90 @@ def test_a_run_delivers_the_order_without_the_rows_through_resumes_with_other_ra
     assert plan.num_samples(last + 1) == sum(
         len(plan.batch(last + 1, s).indices) for s in range(plan.num_batches(last + 1))
     )
+
+
+events = st.tuples(st.integers(0, 2), st.integers(0, 20), st.sets(st.integers(0, 40), min_size=1))
+
+
+@given(given=st.lists(events, max_size=5))
+def test_exclusions_are_the_same_value_however_they_come_and_survive_json(given: list[Any]) -> None:
+    def all_of(asked: list[Any]) -> Skips:
+        skips = NO_SKIPS
+        for epoch, position, rows in asked:
+            skips = skips.excluding(Position(epoch, position), np.array(sorted(rows)))
+        return skips
+
+    skips = all_of(given)
+    assert skips == all_of(given[::-1])
+    assert Skips.from_dict(json.loads(json.dumps(skips.to_dict())), 50) == skips
+    first = {row: min((e, p) for e, p, rows in given if row in rows) for _, _, rows in given for row in rows}
+    found = {row: (one.since.epoch, one.since.num_samples) for one in skips.exclusions for row in one.rows.tolist()}
+    assert found == first, "each row is held once, since it was excluded first"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, "text", [3], [[0, 1]]]
+    + [[[0, 1, ranges]] for ranges in ([], [2, 3], [[3, 3]], [[1, 2.5]], [[-1, 2]], [[0, 2**63 + 5]], [[0, 2**70]])]
+    + [[[*begin, [[1, 2]]]] for begin in ((-1, 0), (0, 1.5), (True, 0))],
+)
+def test_anything_else_in_a_state_is_refused(value: Any) -> None:
+    with pytest.raises(StateMismatch, match=r"excluded=.* must be a list"):
+        Skips.from_dict({"excluded": value}, 10)
+
+
+@pytest.mark.parametrize(("position", "end", "num_samples"), [(11, 3, 10), (3, 11, 10), (0, 1, None)])
+def test_rows_or_a_position_beyond_the_dataset_are_refused(position: int, end: int, num_samples: int | None) -> None:
+    with pytest.raises(StateMismatch, match=f"beyond its num_samples={num_samples}"):
+        Skips.from_dict({"excluded": [[0, position, [[0, end]]]]}, num_samples)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (3, [3]),
+        (np.int32(3), [3]),
+        ([4, 2, 4], [2, 4]),
+        ({7}, [7]),
+        (iter((1, 0)), [0, 1]),
+        (np.array([[9], [8]], np.uint64), [8, 9]),
+        ([], []),
+        (lambda rows: rows % 4 == 1, [1, 5, 9]),
+    ],
+)
+def test_rows_are_indices_or_a_function(asked: Any, found: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_loader.sampling.skips.BLOCK_INDICES", 4)
+    assert rows_of(asked, 10).tolist() == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        (10, ValueError, "rows 10 to 10 aren't all in the dataset, whose last is 9"),
+        ([0, -1], ValueError, "rows -1 to 0 aren't all"),
+        (np.array([2**64 - 1], np.uint64), ValueError, "aren't all"),
+        (1.0, TypeError, "the rows are float64; they must be integers"),
+        (None, TypeError, "the rows are object"),
+        ("12", TypeError, "the rows are <U1"),
+        ([True, False], TypeError, "the rows are bool"),
+        (lambda rows: rows, TypeError, r"returned int64 of the shape \(10,\); it must return bools"),
+        (lambda rows: rows[:3] > 0, TypeError, r"of the shape \(3,\); .* the shape \(10,\), one for each index"),
+        (lambda _rows: True, TypeError, r"returned bool of the shape \(\)"),
+    ],
+)
+def test_rows_that_are_none_say_why(asked: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rows_of(asked, 10)
+
+
+def test_a_hundred_thousand_rows_are_found_once_per_epoch_and_take_a_search_per_batch() -> None:
+    rows = np.random.default_rng(0).choice(10**6, 10**5, replace=False)
+    skips = NO_SKIPS.excluding(Position(0, 5000), np.sort(rows))
+    plan = Plan.of(10**6, replace(settings_of(batch_size=64, window=None), skips=skips))
+    for epoch in (0, 1):
+        order = np.array(whole_order(plan, epoch))
+        kept = np.isin(order, rows, invert=True)
+        kept[: 5000 if epoch == 0 else 0] = True
+        assert plan.num_samples(epoch) == kept.sum()
+        assert plan.batch(epoch, 9000).indices.tolist() == order[kept][9000 * 64 : 9001 * 64].tolist()
+        assert plan.gaps(epoch) is plan.gaps(epoch)
