@@ -148,6 +148,7 @@ Packer = Callable[[Lengths, int], Iterator[Shape | None]]
 def packers() -> dict[str, Packer]:
     """Return all whose package is installed, by name."""
     found: dict[str, Packer] = {"fixed size": fixed, "padded": partial(budget, padded=True)}
+    found["padded, balance=4"] = partial(budget, balance=4)
     if importlib.util.find_spec("odb"):
         found["ODB, 256 samples"] = partial(odb, buffer_size=256)
         found["ODB, 10,000 samples"] = partial(odb, buffer_size=10_000)
