@@ -372,18 +372,28 @@ class Lifecycle:
         if (running := self._running_pass()) is not None and epoch == running.begin.epoch:
             self._check_in_order(f"steps of epoch {epoch} can't be skipped in the middle of it")
         ranges = [_range_of(plan, epoch, step) for step in _each_step(steps)]
-        self._leave_out(lambda: self.run.skip(ranges, plan.order.num_samples))
+        self._change(lambda: self.run.skip(ranges, plan.order.num_samples))
         if self.session is None:  # they are steps of the expected ranks
             self._skips_world_size = plan.settings.world_size
 
     def exclude(self, rows: Any) -> None:
         """Leave rows out from the loop's position on, see `SwiftLoader.exclude`."""
+        num_samples, since = self._present("rows can't be excluded in the middle of an epoch")
+        self._change(lambda: self.run.exclude(rows, num_samples, since))
+
+    def reweight(self, weights: Any) -> None:
+        """Change a mixture's weights from the loop's position on, see `SwiftLoader.reweight`."""
+        num_samples, since = self._present("weights can't change in the middle of an epoch")
+        self._change(lambda: self.run.reweight(weights, num_samples, since))
+
+    def _present(self, what: str) -> tuple[int, Position | None]:
+        """Return the dataset's length, and where the loop is in a pass; None if none runs. `what` needs the order."""
         self.check_open()
         num_samples, since = self.num_samples(), None
         if (running := self._running_pass()) is not None:
-            self._check_in_order("rows can't be excluded in the middle of an epoch")
+            self._check_in_order(what)
             since = Position(running.begin.epoch, running.position.num_samples)
-        self._leave_out(lambda: self.run.exclude(rows, num_samples, since))
+        return num_samples, since
 
     def _running_pass(self) -> PlannedPass | None:
         current = self._current() if self._current is not None else None
@@ -396,9 +406,9 @@ class Lifecycle:
                 f"left. Do it between two epochs, or give in_order=True"
             )
 
-    def _leave_out(self, change: Callable[[], None]) -> None:
-        """Change what the run leaves out. The pass that runs continues without it."""
-        current, before = self._current() if self._current is not None else None, self.run.skips
+    def _change(self, change: Callable[[], None]) -> None:
+        """Change what the run leaves out, or its order. The pass that runs continues so."""
+        current, before = self._current() if self._current is not None else None, (self.run.skips, self.run.order)
         try:
             change()
             if self.session is None:
@@ -408,7 +418,8 @@ class Lifecycle:
             elif self.options.delivery.in_order:  # else it continues as it is: only later epochs change
                 current.reopen()
         except BaseException:
-            if current is not None and self.run.skips is not before:  # the plan may be another than the pass counts by
+            is_changed = (self.run.skips, self.run.order) != before
+            if current is not None and is_changed:  # the plan may be another than the pass counts by
                 current.supersede()
             raise
 

@@ -433,6 +433,24 @@ class SwiftLoader:
         """
         self._lifecycle.exclude(rows)
 
+    def reweight(self, weights: Mapping[str, float]) -> None:
+        """Change the [weights of a mixture](mixtures.md#change-the-weights) from the loop's position on.
+
+        The state has the change, so a resumed run keeps it as long as the program's `Mixture` says the same as before.
+        Changes that were scheduled for later are dropped. Call it with the same weights on all ranks, after the same
+        step. In the middle of a pass, the batches that were prefetched are built again.
+
+        Args:
+            weights: As for `Mixture`, by the name of each source.
+
+        Raises:
+            LoaderClosed: The loader was closed.
+            TypeError: The dataset isn't a `Mixture`.
+            ValueError: The weights don't name the sources, or one is negative, or all are 0.
+            RuntimeError: With `in_order=False`, in the middle of an epoch.
+        """
+        self._lifecycle.reweight(weights)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, for a [resume](resume.md): a dict of integers, and what is left out.
 

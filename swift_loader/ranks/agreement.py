@@ -64,7 +64,7 @@ def agree_on_run(
         "position": position.num_samples,
         "skipped": str(run.skips.to_dict().get(SKIPPED, [])),
         "excluded": f"{run.skips.num_excluded} rows ({zlib.crc32(repr(run.skips.exclusions).encode()):08x})",
-        "mixture": "none" if order.mix is None else f"{zlib.crc32(str(order.mix.to_dict()).encode()):08x}",
+        "mixture": "none" if order.mix is None else f"{zlib.crc32(str(order.mix.state).encode()):08x}",
         _CLOCK: order.seed,
     }
     if shares_batches:

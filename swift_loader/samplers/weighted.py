@@ -162,7 +162,7 @@ def _mix_of(counts: tuple[int, ...], settings: OrderSettings) -> tuple[NDArray[n
     turn = Order(len(counts), settings).indices(0, np.arange(len(counts)))
     lengths = tuple(counts[number] for number in turn)
     weights = ((0, tuple(map(float, lengths))),)
-    return turn, Mix((), lengths, sum(lengths), weights, weights)
+    return turn, Mix((), lengths, sum(lengths), weights, "")
 
 
 class StratifiedBatchSampler(_OrderedBatchSampler):

@@ -14,20 +14,23 @@ is the child's whose count grows. The phases carry over what a source is owed fr
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import as_integer, shown
+from swift_loader.sampling.integers import as_integer, integer, shown
 from swift_loader.sampling.permutation import Positions, Purpose, derive_key, derive_keys
-from swift_loader.sampling.shuffle import OrderSettings, visit
+from swift_loader.sampling.shuffle import Order, OrderSettings, visit
+from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, Position, Skips, gaps_of
 
 MAX_SOURCES = 1 << 10
 MAX_POSITION = 1 << 62
@@ -67,22 +70,7 @@ class Row(NamedTuple):
     """How often the source was visited before, modulo 4,096. Random draws of the sample depend on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """Rows of a source that are left out from a position on."""
-
-    position: int
-    source: int
-    ranges: tuple[tuple[int, int], ...]
-    """`[begin, end)`."""
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """The rows, `(n,)`."""
-        return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in self.ranges])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mix:
     """What the order of a mixture depends on, beside the `OrderSettings` that it is in."""
 
@@ -91,14 +79,17 @@ class Mix:
     epoch_size: int
     """Samples in an epoch of the mixture."""
     changes: Changes
-    given: Changes
-    """What the program says. A resumed run keeps its changes as long as the program says the same."""
-    excluded: tuple[Excluded, ...] = ()
-    _made: list[_Tables] = field(default_factory=list, init=False, compare=False, repr=False)
-    """Holds the tables, once they are made."""
+    given: str
+    """A digest of the changes that the program gave. A resumed run keeps its own as long as the program gives these."""
+    excluded: tuple[tuple[int, Skips], ...] = ()
+    """Sources of which rows are left out, and which: from a position in the source's own epochs on."""
 
     def __reduce__(self) -> Any:
         return type(self), (self.names, self.lengths, self.epoch_size, self.changes, self.given, self.excluded)
+
+    @cached_property
+    def _tables(self) -> _Tables:
+        return _Tables.of(self.changes, (0.0,) * len(self.lengths))
 
     def indices(self, settings: OrderSettings, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at these positions of an epoch as indices of the `Mixture`; `(n,) -> (n,)`."""
@@ -115,49 +106,82 @@ class Mix:
         self, settings: OrderSettings, positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], Positions, Positions]:
         """Return source, row and the source's epoch at each position, over all epochs."""
-        if not self._made:
-            self._made.append(_Tables.of(self.changes, (0.0,) * len(self.lengths)))
-        tables = self._made[0]
-        sources, counts = tables.at(positions.astype(np.uint64))
+        sources, counts = self._tables.at(positions.astype(np.uint64))
         sizes = np.array(self.lengths, np.uint64)[sources]
         epochs = counts // sizes
         places = counts - epochs * sizes
-        for source, eras in tables.eras(self, settings).items():
+        for source, skips in self.excluded:
             here = np.flatnonzero(sources == source)
-            epochs[here], places[here] = _in_eras(self, settings, source, eras, counts[here])
-        return sources, self._visited(settings, sources, epochs, places), epochs
+            epochs[here], places[here] = self._left(settings, source, skips, counts[here])
+        return sources, _visited(settings, sources, sizes, epochs, places), epochs
 
-    def _visited(
-        self, settings: OrderSettings, sources: Any, epochs: Positions, places: Positions, *, inverse: bool = False
-    ) -> Positions:
-        """Return the rows that the sources' orders have at these places; with `inverse`, the places of these rows."""
-        if not settings.shuffle or not places.size:
-            return places
-        numbers = np.broadcast_to(np.asarray(sources).astype(np.uint64), places.shape)
+    def _left(
+        self, settings: OrderSettings, source: int, skips: Skips, counts: Positions
+    ) -> tuple[Positions, Positions]:
+        """Return epoch and place of a source's samples before which so many came, given what is left out of it."""
+        order = _SourceOrder(self.lengths[source], replace(settings, mix=None), source)
+        stretches = [(0, 0, order.num_samples)]  # from which epoch on, how many came before, how many are in an epoch
+        for turn in sorted({one.since.epoch for one in skips.exclusions}):
+            epoch, before, size = stretches[-1]
+            before += (turn - epoch) * size
+            left = order.num_samples - gaps_of(skips, order, turn).num_positions
+            past = Skips(exclusions=tuple(one for one in skips.exclusions if one.since.epoch <= turn))
+            stretches += [(turn, before, left), (turn + 1, before + left, order.num_samples - past.num_excluded)]
+        firsts, befores, sizes = np.array(stretches, np.uint64).T
+        here = np.searchsorted(befores, counts, side="right") - 1
+        epochs, places = np.divmod(counts - befores[here], sizes[here])
+        epochs += firsts[here]
+        for epoch in np.unique(epochs).tolist():
+            members = epochs == epoch
+            gaps = gaps_of(skips, order, epoch)
+            places[members] = gaps.positions_of(places[members].astype(np.int64)).astype(np.uint64)
+        return epochs, places
 
-        def key(purpose: Purpose) -> Positions:
-            return derive_keys(derive_keys(derive_key(settings.seed, _MIXED, purpose.value), numbers), epochs)
-
-        return visit(settings, places, np.array(self.lengths, np.uint64)[numbers], key, inverse=inverse)
+    def locate(self, index: int) -> tuple[int, int, int]:
+        """Return number of the source, row and epoch of an index of the `Mixture`. An IndexError if it has none."""
+        number, epoch, row = 0, 0, int(index)
+        if row >= _MARK:
+            rest, row = divmod(row - _MARK, 1 << _ROW_BITS)
+            epoch, number = divmod(rest, 1 << _SOURCE_BITS)
+        elif 0 <= row < max(sum(self.lengths), self.epoch_size):
+            row %= sum(self.lengths)
+            while row >= self.lengths[number]:
+                row -= self.lengths[number]
+                number += 1
+        if number >= len(self.lengths) or not 0 <= row < self.lengths[number]:
+            raise IndexError(f"index {index} is beyond the sources' {sum(self.lengths)} rows, and no sample of a batch")
+        return number, row, epoch
 
     # Changes ----------------------------------------------------------------------------------------------------------
+
+    def position(self, of: Position) -> int:
+        """Return a position over all epochs."""
+        return of.epoch * self.epoch_size + of.num_samples
 
     def reweighted(self, position: int, weights: Weights) -> Mix:
         """Return the mix with these weights from a position on. Later changes are dropped."""
         return replace(self, changes=(*(one for one in self.changes if one[0] < position), (position, weights)))
 
-    def excluding(self, position: int, source: int, rows: NDArray[np.int64]) -> Mix:
-        """Return the mix without these rows from a position on. A ValueError if no row of the source is left."""
-        before = [one.rows for one in self.excluded if one.source == source]
-        new = np.setdiff1d(rows, np.concatenate(before)) if before else np.unique(rows)
-        if len(new) + sum(map(len, before)) >= self.lengths[source]:
-            raise ValueError(
-                f"all {self.lengths[source]} rows of the source {self.names[source]!r} would be excluded; give it the "
-                f"weight 0 instead"
-            )
-        borders = np.flatnonzero(np.diff(new) != 1) + 1
-        ranges = tuple((int(part[0]), int(part[-1]) + 1) for part in np.split(new, borders) if part.size)
-        return replace(self, excluded=(*self.excluded, Excluded(position, source, ranges))) if ranges else self
+    def excluding(self, settings: OrderSettings, position: int, rows: Iterable[int]) -> Mix:
+        """Return the mix without rows from a position on, given as indices of the `Mixture`.
+
+        A ValueError if no row of a source is left.
+        """
+        asked: dict[int, set[int]] = {}
+        for source, row, _ in map(self.locate, rows):
+            asked.setdefault(source, set()).add(row)
+        excluded, counts = dict(self.excluded), self._tables.counts(position)
+        for source, chosen in asked.items():
+            skips, length, count = excluded.get(source, NO_SKIPS), self.lengths[source], counts[source]
+            epoch, place = self._left(settings, source, skips, np.array([count], np.uint64))
+            skips = skips.excluding(Position(int(epoch[0]), int(place[0])), np.array(sorted(chosen), np.int64))
+            if skips.num_excluded >= length:
+                raise ValueError(
+                    f"all {length} rows of the source {self.names[source]!r} would be excluded; give it the weight 0 "
+                    f"instead"
+                )
+            excluded[source] = skips
+        return replace(self, excluded=tuple(sorted(excluded.items(), key=lambda one: one[0])))
 
     def resumed(self, saved: Mix, position: int) -> Mix:
         """Return how a run goes on that was saved at this position. `self` is what the program says now.
@@ -180,63 +204,77 @@ class Mix:
             return saved
         new = (0.0,) * (len(self.names) - num_saved)
         past = [(begin, (*weights, *new)) for begin, weights in saved.changes if begin < position]
-        present = [weights for begin, weights in self.given if begin <= position][-1]
-        future = [one for one in self.given if one[0] > position]
+        present = [weights for begin, weights in self.changes if begin <= position][-1]
+        future = [one for one in self.changes if one[0] > position]
         return replace(self, changes=(*past, (position, present), *future), excluded=saved.excluded)
 
     # State ------------------------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the mix as plain JSON types."""
-        state: dict[str, Any] = {
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """The mix as plain JSON types. Made once: it is in the state after each batch."""
+        return {
             "sources": [[name, length] for name, length in zip(self.names, self.lengths, strict=True)],
             "epoch_size": self.epoch_size,
             "weights": [[begin, list(weights)] for begin, weights in self.changes],
-            "given": [[begin, list(weights)] for begin, weights in self.given],
+            "given": self.given,
+            EXCLUDED: [[source, skips.to_dict()[EXCLUDED]] for source, skips in self.excluded],
         }
-        if self.excluded:
-            state["excluded"] = [
-                [one.position, one.source, [list(pair) for pair in one.ranges]] for one in self.excluded
-            ]
-        return state
 
     @classmethod
-    def from_dict(cls, state: Any) -> Mix:
+    def of_state(cls, state: Any) -> Mix:
         """Return the mix of a saved state."""
+        whole = integer(0, MAX_POSITION).read
         try:
-            names, lengths = zip(*((str(name), _natural(length)) for name, length in state["sources"]), strict=True)
-            changes, given = (
-                tuple((_natural(begin), tuple(map(float, weights))) for begin, weights in state[part])
-                for part in ("weights", "given")
-            )
+            names, lengths = zip(*((str(name), whole(length)) for name, length in state["sources"]), strict=True)
+            changes = tuple((whole(begin), tuple(map(float, weights))) for begin, weights in state["weights"])
             excluded = tuple(
-                Excluded(
-                    _natural(begin), _natural(source), tuple((_natural(low), _natural(high)) for low, high in ranges)
-                )
-                for begin, source, ranges in state.get("excluded", ())
+                (whole(source), Skips.from_dict({EXCLUDED: value}, lengths[source]))
+                for source, value in state[EXCLUDED]
             )
-            mix = cls(names, lengths, _natural(state["epoch_size"]), changes, given, excluded)
-            for one in (*changes, *given):
-                check_weights(one[1], len(names))
             begins = [begin for begin, _ in changes]
-            if begins != sorted(begins) or begins[0] or given[0][0]:
+            if begins != sorted(begins) or begins[0]:
                 raise ValueError
-            if any(not one.ranges or max(map(max, one.ranges)) > lengths[one.source] for one in excluded):
-                raise ValueError
-        except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
-            text = shown(state)[:100]
+            for _, weights in changes:
+                check_weights(weights, len(names))
+            return cls(names, lengths, whole(state["epoch_size"]), changes, str(state["given"]), excluded)
+        except Exception as error:
             raise StateMismatch(
-                f"the state's mixture={text} isn't what a mixture saves; pass the dict that state_dict() returned, "
-                f"unchanged"
+                f"the state's mixture={shown(state)[:100]} isn't what a mixture saves; pass the dict that state_dict() "
+                f"returned, unchanged"
             ) from error
-        return mix
 
 
-def _natural(value: Any) -> int:
-    number = as_integer(value)
-    if number is None or number < 0:
-        raise ValueError
-    return number
+@dataclass(frozen=True, slots=True)
+class _SourceOrder(Order):
+    """The order in which a source is visited."""
+
+    number: int
+
+    def _moved(self, epoch: int, positions: NDArray[np.int64], *, inverse: bool) -> NDArray[np.int64]:
+        sources, epochs = np.full(len(positions), self.number), np.full(len(positions), epoch, np.uint64)
+        sizes, places = np.full(len(positions), self.num_samples, np.uint64), positions.astype(np.uint64)
+        return _visited(self.settings, sources, sizes, epochs, places, inverse=inverse).astype(np.int64)
+
+
+def _visited(
+    settings: OrderSettings,
+    sources: NDArray[np.int64],
+    sizes: Positions,
+    epochs: Positions,
+    places: Positions,
+    *,
+    inverse: bool = False,
+) -> Positions:
+    """Return the rows that the sources' orders have at these places; with `inverse`, the places of these rows."""
+    if not settings.shuffle or not places.size:
+        return places
+    numbers = sources.astype(np.uint64)
+
+    def key(purpose: Purpose) -> Positions:
+        return derive_keys(derive_keys(derive_key(settings.seed, _MIXED, purpose.value), numbers), epochs)
+
+    return visit(settings, places, sizes, key, inverse=inverse)
 
 
 def _shown_sources(mix: Mix) -> str:
@@ -266,8 +304,6 @@ class _Tables:
     """`(nodes, 3)`: of the first n samples of a node, `(share * n + phase) // whole` are its left child's."""
     children: NDArray[np.int64]
     """`(nodes, 2)`."""
-    _eras: dict[tuple[int, bool, int, int], dict[int, list[_Era]]] = field(default_factory=dict)
-    """By what the sources' orders depend on."""
 
     @classmethod
     def of(cls, changes: Changes, owed: Weights) -> _Tables:
@@ -310,21 +346,6 @@ class _Tables:
         counts: list[int] = self.before[segment].tolist()
         _count(int(self.roots[segment]), position - int(self.starts[segment]), self.forks, self.children, counts)
         return counts
-
-    def eras(self, mix: Mix, settings: OrderSettings) -> dict[int, list[_Era]]:
-        """Return the eras of each source of which rows are excluded."""
-        if not mix.excluded:
-            return {}
-        key = settings.seed, settings.shuffle, settings.window, settings.run_length
-        if key not in self._eras:
-            made: dict[int, list[_Era]] = {}
-            for one in mix.excluded:
-                eras = made.setdefault(one.source, [_Era(0, 0, 0, np.empty(0, np.int64))])
-                count = self.counts(one.position)[one.source]
-                epoch, place = _in_eras(mix, settings, one.source, eras, np.array([count], np.uint64))
-                eras.append(_Era(count, int(epoch[0]), int(place[0]), np.concatenate([eras[-1].rows, one.rows])))
-            self._eras[key] = made
-        return self._eras[key]
 
 
 def _plant(weights: Weights, owed: Weights, forks: list[tuple[int, int, int]], children: list[tuple[int, int]]) -> int:
@@ -382,54 +403,6 @@ class Segment:
         return _owed_after(num_samples, self._tables.counts(num_samples), self._weights, self._owed)
 
 
-# Rows that are left out -----------------------------------------------------------------------------------------------
-
-
-class _Era(NamedTuple):
-    """A source with the same rows excluded, from one of its samples on."""
-
-    begin: int
-    """How many samples of the source came before."""
-    epoch: int
-    place: int
-    """Where the era begins in that epoch of the source's order."""
-    rows: NDArray[np.int64]
-    """`(n,)` what is excluded."""
-
-
-def _in_eras(
-    mix: Mix, settings: OrderSettings, source: int, eras: list[_Era], counts: Positions
-) -> tuple[Positions, Positions]:
-    """Return epoch and place in it of the samples of a source before which so many came."""
-    size = mix.lengths[source]
-    epochs, places = np.empty_like(counts), np.empty_like(counts)
-
-    def gaps(epoch: int) -> Positions:
-        """Return the places of an epoch that are left out, sorted."""
-        every = np.full(len(era.rows), epoch, np.uint64)
-        return np.sort(mix._visited(settings, source, every, era.rows.astype(np.uint64), inverse=True))  # noqa: SLF001
-
-    for number, era in enumerate(eras):
-        end = eras[number + 1].begin if number + 1 < len(eras) else MAX_POSITION
-        here = np.flatnonzero((counts >= np.uint64(era.begin)) & (counts < np.uint64(end)))
-        if not here.size:
-            continue
-        first = gaps(era.epoch)
-        first = first[first >= np.uint64(era.place)]
-        num_first, per_epoch = size - era.place - len(first), size - len(era.rows)
-        since = (counts[here] - np.uint64(era.begin)).astype(np.int64)
-        later = np.maximum(since - num_first, -1) // per_epoch  # -1: in the epoch in which the era begins
-        epochs[here] = (era.epoch + 1 + later).astype(np.uint64)
-        for turn in np.unique(later).tolist():
-            members = here[later == turn]
-            left_out = first if turn < 0 else gaps(era.epoch + 1 + turn)
-            begin = era.place if turn < 0 else -num_first - turn * per_epoch
-            kept = (counts[members] - np.uint64(era.begin)).astype(np.int64) + begin
-            before = left_out.astype(np.int64) - np.arange(len(left_out))
-            places[members] = (kept + np.searchsorted(before, kept, side="right")).astype(np.uint64)
-    return epochs, places
-
-
 # The dataset ----------------------------------------------------------------------------------------------------------
 
 
@@ -483,7 +456,8 @@ class Mixture:
         size = sum(lengths) if epoch_size is None else as_integer(epoch_size)
         if size is None or not 1 <= size < MAX_POSITION:
             raise ValueError(f"epoch_size={epoch_size!r} must be an integer of at least 1")
-        self._mix = Mix(tuple(sources), lengths, size, changes, changes)
+        digest = hashlib.blake2b(repr(changes).encode(), digest_size=8).hexdigest()
+        self._mix = Mix(tuple(sources), lengths, size, changes, digest)
 
     def __len__(self) -> int:
         """Return the number of samples in an epoch of the mixture."""
@@ -505,18 +479,18 @@ class Mixture:
         Raises:
             IndexError: There is no such row.
         """
-        lengths, number, epoch, row = self._mix.lengths, 0, 0, int(index)
-        if row >= _MARK:
-            rest, row = divmod(row - _MARK, 1 << _ROW_BITS)
-            epoch, number = divmod(rest, 1 << _SOURCE_BITS)
-        elif 0 <= row < max(sum(lengths), len(self)):
-            row %= sum(lengths)
-            while row >= lengths[number]:
-                row -= lengths[number]
-                number += 1
-        if number >= len(lengths) or not 0 <= row < lengths[number]:
-            raise IndexError(f"index {index} is beyond the sources' {sum(lengths)} rows, and no sample of this mixture")
+        number, row, epoch = self._mix.locate(index)
         return Row(self._mix.names[number], row, epoch)
+
+    def index(self, source: str, row: int) -> int:
+        """Return an index of a row, for `mixture[index]` and `loader.exclude`.
+
+        Raises:
+            ValueError: There is no such source.
+            IndexError: It has no such row.
+        """
+        number = list(self.sources).index(source)
+        return sum(self._mix.lengths[:number]) + range(self._mix.lengths[number])[row]
 
     def __repr__(self) -> str:
         weights = self._mix.changes[0][1]

@@ -11,9 +11,9 @@ from typing import Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer
-from swift_loader.sampling.mixture import Mix
+from swift_loader.sampling.mixture import Mix, weights_of
 from swift_loader.sampling.plan import MAX_EPOCH, Plan, Uneven
-from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.shuffle import MAX_SAMPLES, OrderSettings
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, SKIPPED, Position, SkippedRange, Skips, rows_of
 
 VERSION = 1
@@ -199,7 +199,7 @@ class Checkpoint:
         if self.num_samples is not None:
             state["num_samples"] = self.num_samples
         if self.order.mix is not None:
-            state[_MIXTURE] = self.order.mix.to_dict()
+            state[_MIXTURE] = self.order.mix.state
         return state | self.skips.to_dict()
 
     @classmethod
@@ -220,7 +220,7 @@ class Checkpoint:
                 f"the state's position={position} is greater than its num_samples={num_samples}; pass the dict that "
                 f"state_dict() returned, unchanged"
             )
-        mix = Mix.from_dict(state[_MIXTURE]) if _MIXTURE in state else None
+        mix = Mix.of_state(state[_MIXTURE]) if _MIXTURE in state else None
         parts = fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"]
         order = OrderSettings(*parts, mix)
         skips = Skips.from_dict(state, num_samples)
@@ -238,6 +238,8 @@ class Run(EpochRule):
         """
         super().__init__(is_of_loader=True)
         self.order = order
+        self._mix = order.mix
+        """What the program says. A loaded state may have another one."""
         self.this: PlannedPass | None = None
         """The last pass since the run began or was restored."""
         self.skips = NO_SKIPS
@@ -314,7 +316,7 @@ class Run(EpochRule):
         self.restore(saved.position.epoch, saved.position.num_samples)
 
     def _resumed_order(self, saved: Checkpoint) -> OrderSettings:
-        mix, mix_then, at = self.order.mix, saved.order.mix, saved.position
+        mix, mix_then = self._mix, saved.order.mix
         if mix is None and mix_then is None:
             return saved.order
         if mix is None or mix_then is None:
@@ -323,7 +325,7 @@ class Run(EpochRule):
                 f"the state is of {kinds[mix_then is None]}, but this loader has {kinds[mix is None]}; give the "
                 f"dataset that the state was saved with, or start a new run without load_state_dict()"
             )
-        return replace(saved.order, mix=mix.resumed(mix_then, at.epoch * mix_then.epoch_size + at.num_samples))
+        return replace(saved.order, mix=mix.resumed(mix_then, mix_then.position(saved.position)))
 
     def skip(self, asked: Iterable[SkippedRange], num_samples: int) -> None:
         """Leave ranges out from now on. What is skipped already may be asked for again.
@@ -345,9 +347,11 @@ class Run(EpochRule):
 
         `since`: from which position on. None: where the next pass begins, or a state that is saved now resumes.
         """
-        if self.order.mix is not None:
-            raise TypeError("rows of a Mixture can't be excluded; exclude them from the source")
         since = min(self.position, self.next_begin(num_samples)) if since is None else since
+        if (mix := self.order.mix) is not None:
+            asked = rows_of(rows, sum(mix.lengths) if callable(rows) else MAX_SAMPLES).tolist()
+            self.order = replace(self.order, mix=mix.excluding(self.order, mix.position(since), asked))
+            return
         skips = self.skips.excluding(since, rows_of(rows, num_samples))
         if skips.num_excluded >= num_samples > 0:
             raise ValueError(
@@ -355,6 +359,14 @@ class Run(EpochRule):
                 f"function must return True for the rows to leave out"
             )
         self.skips = skips
+
+    def reweight(self, weights: Any, num_samples: int, since: Position | None = None) -> None:
+        """Give the sources of a mixture other weights, see `SwiftLoader.reweight`. `since`: see `exclude`."""
+        mix, since = self.order.mix, min(self.position, self.next_begin(num_samples)) if since is None else since
+        if mix is None:
+            raise TypeError("the dataset isn't a Mixture, so it has no weights; give SwiftLoader(dataset=Mixture(...))")
+        changed = mix.reweighted(mix.position(since), weights_of(weights, mix.names))
+        self.order = replace(self.order, mix=changed)
 
     def _reached_in(self, epoch: int, num_samples: int) -> int:
         """Return how many samples of an epoch are behind the loop. Of an epoch that is past, all are."""

@@ -231,7 +231,7 @@ _FORMS = {
 }
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def gaps_of(skips: Skips, order: Order, epoch: int) -> Gaps:
     """Return the positions of an epoch that are left out. The last ones are remembered."""
     steps = [(one.begin, one.end) for one in skips.ranges if one.epoch == epoch]

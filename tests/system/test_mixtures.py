@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swift_loader import DataLoader, Mixture, ShuffleBatchSampler, SwiftLoader, cached
 from swift_loader.vision import create_loader
+from tests.support.helpers import worker_processes
 
 
 class Source:
@@ -70,3 +74,129 @@ def test_what_a_source_raises_names_the_row() -> None:
         next(iter(loader))
     notes = getattr(caught.value, "__notes__", ["of the mixture's source 'bad'"])
     assert any("of the mixture's source 'bad'" in note for note in notes)
+
+
+SOURCES = {"a": Source(40, 0), "b": Source(7, 1), "c": Source(300, 2)}
+NAMES = st.sampled_from(sorted(SOURCES))
+WEIGHTS = st.fixed_dictionaries({name: st.integers(1, 9) for name in SOURCES})
+
+
+class Leg(NamedTuple):
+    """A part of a run: a process per rank, from a saved state on."""
+
+    num_ranks: int
+    batch_size: int
+    num_workers: int
+    num_steps: int
+    change: dict[str, int] | list[tuple[str, int]] | None
+    """Weights from the middle of it on, or rows that are excluded."""
+    is_new_program: bool
+    """Whether the program has the other weights, instead of calling `reweight`."""
+    kills: bool
+
+
+LEGS = st.builds(
+    Leg,
+    st.sampled_from([1, 2, 3, 5]),
+    st.sampled_from([1, 4, 6]),
+    st.just(0),
+    st.integers(1, 30),
+    st.none() | WEIGHTS | st.lists(st.tuples(NAMES, st.integers(0, 6)), min_size=1, max_size=2),
+    st.booleans(),
+    st.just(False),
+)
+
+
+def run_leg(leg: Leg, weights: dict[str, int], state: Any) -> tuple[list[list[Any]], Any]:
+    """Return what the ranks got at each step, in their order, and the state behind it."""
+    got: list[list[Any]] = [[] for _ in range(leg.num_steps)]
+    states = []
+    for rank in range(leg.num_ranks):
+        loader = SwiftLoader(
+            dataset=Mixture(SOURCES, weights, epoch_size=240),
+            batch_size=leg.batch_size,
+            nb_consumer=leg.num_ranks,
+            worker_per_consumer=leg.num_workers,
+            validate=False,
+            seed=11,
+            worker_restarts=100,
+        )
+        with loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            loader.start(rank)
+            batches = endless(loader)
+            for step in range(leg.num_steps):
+                if leg.kills and step % 5 == 2:
+                    worker_processes()[0].kill()
+                got[step] += next(batches)[: -loader.num_padding or None].tolist()
+                if step == leg.num_steps // 2 and leg.change is not None and not leg.is_new_program:
+                    change(loader, leg.change)
+            states.append(loader.state_dict())
+    assert all(one == states[0] for one in states)
+    return got, states[0]
+
+
+def endless(loader: SwiftLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def change(loader: SwiftLoader, to: Any) -> None:
+    if isinstance(to, dict):
+        loader.reweight(to)
+    else:
+        loader.exclude([loader.dataset.index(name, row) for name, row in to])
+
+
+def expected(legs: list[Leg]) -> tuple[list[list[Any]], Any]:
+    """The same by one process, sample by sample: what the positions have, given the changes there."""
+    weights = {"a": 5, "b": 3, "c": 2}
+    loader = SwiftLoader(
+        dataset=Mixture(SOURCES, weights, epoch_size=240), batch_size=1, nb_consumer=1, worker_per_consumer=0, seed=11
+    )
+    steps: list[list[Any]] = []
+    with loader:
+        batches, num_left = endless(loader), 240
+        for leg in legs:
+            if leg.is_new_program and isinstance(leg.change, dict) and leg.change != weights:
+                weights = leg.change
+                loader.reweight(weights)
+            for step in range(leg.num_steps):
+                num_taken = min(leg.num_ranks * leg.batch_size, num_left)
+                steps.append([row for _ in range(num_taken) for row in next(batches).tolist()])
+                num_left = num_left - num_taken or 240
+                if step == leg.num_steps // 2 and leg.change is not None and not leg.is_new_program:
+                    change(loader, leg.change)
+        return steps, loader.state_dict()
+
+
+def check_chain(legs: list[Leg]) -> None:
+    state: Any = None
+    found, weights = list[list[Any]](), {"a": 5, "b": 3, "c": 2}
+    for leg in legs:
+        if leg.is_new_program and isinstance(leg.change, dict):
+            weights = leg.change
+        rows, state = run_leg(leg, weights, state)
+        found += rows
+    wanted, last = expected(legs)
+    assert found == wanted
+    places = ("epoch", "position", "num_samples", "seed")
+    assert [state[name] for name in places] == [last[name] for name in places]
+
+
+@given(legs=st.lists(LEGS, min_size=1, max_size=3))
+@settings(max_examples=8)
+def test_a_run_that_is_stopped_rescaled_and_changed_anywhere_gives_the_same_samples(legs: list[Leg]) -> None:
+    check_chain(legs)
+
+
+@pytest.mark.filterwarnings("ignore:worker .* was ended by SIGKILL")
+def test_workers_that_are_killed_and_changes_in_mid_epoch_leave_the_samples_as_they_are() -> None:
+    check_chain(
+        [
+            Leg(1, 6, 2, 20, {"a": 1, "b": 1, "c": 8}, is_new_program=False, kills=True),
+            Leg(2, 4, 1, 12, [("b", 3), ("c", 5)], is_new_program=False, kills=True),
+            Leg(1, 6, 3, 15, {"a": 4, "b": 4, "c": 1}, is_new_program=True, kills=True),
+        ]
+    )
