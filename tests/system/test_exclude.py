@@ -34,6 +34,7 @@ def take(batches: Iterator[Any], number: int) -> list[int]:
     return ids_of([next(batches) for _ in range(number)])
 
 
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")  # of the replacement
 @pytest.mark.parametrize(("batch_size", "world_size"), [(8, 1), (5, 3)])
 def test_rows_stay_out_through_kills_resumes_and_replay(
     epochs: list[list[int]], batch_size: int, world_size: int
