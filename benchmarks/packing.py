@@ -1,6 +1,6 @@
 """Compares ways to make batches of samples of different lengths: padding, steps, and the speed of a fixed model step.
 
-    python benchmarks/packing.py [--rounds 3] [--only CASE ...] [--data FOLDER] [--json FILE]
+    python benchmarks/packing.py [--rounds 3] [--ranks N] [--only CASE ...] [--data FOLDER] [--json FILE]
 
 Needs `pip install online-dynamic-batching==0.1.2 grain==0.2.18`; a system that isn't installed is left out, and the
 output says so. Lengths come from Debian's packages and from Python's standard library: see `composition/lengths.py`.
@@ -11,6 +11,7 @@ Columns of the table:
 - efficiency: the samples' tokens as a share of those that the model computes, padding included;
 - steps: batches of the pass;
 - largest: tokens that the largest batch computes, as multiples of the budget;
+- ranks: with `--ranks`, the efficiency if each step takes as long as that of the rank that computes most;
 - tokens/s: real tokens per second of CPU time of a model step, without the loader, on one thread: the median over the
   rounds, of 32 steps each. The model is an MLP, forward and backward: its cost is proportional to the tokens computed;
 - loading: seconds of CPU time of all processes for the whole pass through the loader, its start included.
@@ -20,6 +21,7 @@ One pass each. The first three columns are the same in each run.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import resource
 import sys
@@ -35,16 +37,19 @@ import torch
 from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
 from common.turns import make_parser, measure_in_turns, parse
 from composition.lengths import CASES, LengthCase
-from composition.packers import Lengths, Packer, Shape, packers
+from composition.packers import Lengths, Packer, Shape, odb, packers
+from composition.ranks import largest_of_neighbours, largest_of_odb
 
 _WIDTH, _HIDDEN = 32, 128
 _NUM_STEPS = 32
-_UNITS = ("efficiency", "steps", "largest", "tokens/s", "loading")
+_UNITS = ("efficiency", "steps", "largest", "ranks", "tokens/s", "loading")
+_FORMATS = ("{:.3f}".format, "{:,.0f}".format, "{:.2f}".format, "{:.3f}".format, format_number, "{:.2f}".format)
 
 
 def main() -> None:
     parser = make_parser(__doc__, [case.name for case in CASES], rounds=3, seconds=None)
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="keep the packages there (default: nowhere)")
+    parser.add_argument("--ranks", metavar="N", type=int, help="so many ranks, too; takes minutes (default: no)")
     arguments = parse(parser)
     torch.set_num_threads(1)
     machine = describe_machine()
@@ -64,14 +69,16 @@ def main() -> None:
                 except RuntimeError as error:
                     print(f"{case.name} is left out: {error}")
                 else:
-                    results += measure_case(case, lengths, systems, arguments.rounds)
+                    results += measure_case(case, lengths, systems, arguments)
     print()
     print(make_table(results))
     if arguments.json:
         write_json(arguments.json, machine, {"rounds": arguments.rounds}, results)
 
 
-def measure_case(case: LengthCase, lengths: Lengths, systems: dict[str, Packer], rounds: int) -> list[Result]:
+def measure_case(
+    case: LengthCase, lengths: Lengths, systems: dict[str, Packer], arguments: argparse.Namespace
+) -> list[Result]:
     longest = case.max_tokens // 2
     percentiles = ", ".join(f"{number:,.0f}" for number in np.percentile(lengths, (5, 50, 95, 99, 100)))
     print(f"{case.name}: {len(lengths):,} lengths, {lengths.sum():,} tokens")
@@ -84,16 +91,21 @@ def measure_case(case: LengthCase, lengths: Lengths, systems: dict[str, Packer],
         shapes[name], loading_s = drain(make(lengths, case.max_tokens))
         check(name, shapes[name], lengths)
         computed = np.array([shape.rows * shape.columns for shape in shapes[name]])
-        figures = (
-            int(lengths.sum()) / float(computed.sum()),
-            float(len(computed)),
-            float(computed.max()) / case.max_tokens,
-            loading_s,
-        )
-        units = [unit for unit in _UNITS if unit != "tokens/s"]
-        results += [Result(case.name, name, unit, [figure]) for unit, figure in zip(units, figures, strict=True)]
+        figures = {
+            "efficiency": int(lengths.sum()) / float(computed.sum()),
+            "steps": float(len(computed)),
+            "largest": float(computed.max()) / case.max_tokens,
+            "loading": loading_s,
+        }
+        if num_ranks := arguments.ranks:
+            if isinstance(make, partial) and make.func is odb:
+                largest = largest_of_odb(lengths, case.max_tokens, make.keywords["buffer_size"], num_ranks)
+            else:
+                largest = largest_of_neighbours(shapes[name], num_ranks)
+            figures["ranks"] = int(lengths.sum()) / (num_ranks * largest)
+        results += [Result(case.name, name, unit, [figure]) for unit, figure in figures.items()]
     turns = {name: partial(speed_of, made) for name, made in shapes.items()}
-    return results + measure_in_turns(case.name, "tokens/s", turns, rounds, is_warm=True)
+    return results + measure_in_turns(case.name, "tokens/s", turns, arguments.rounds, is_warm=True)
 
 
 def check(name: str, shapes: Sequence[Shape], lengths: Lengths) -> None:
@@ -149,8 +161,8 @@ def make_table(results: Sequence[Result]) -> str:
     for case, system in dict.fromkeys((result.case, result.system) for result in results):
         if rows and rows[-1][0] != case:
             rows.append([])
-        efficiency, steps, largest, speed, loading = (medians[case, system, unit] for unit in _UNITS)
-        cells = [f"{efficiency:.3f}", f"{steps:,.0f}", f"{largest:.2f}", format_number(speed), f"{loading:.2f}"]
+        figures = [medians.get((case, system, unit)) for unit in _UNITS]
+        cells = ["-" if figure is None else form(figure) for figure, form in zip(figures, _FORMATS, strict=True)]
         rows.append([case, system, *cells])
     return format_table(["case", "system", *_UNITS], rows)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from swift_loader import DataLoader, TokenBudgetBatchSampler
+from swift_loader import DataLoader, PackCollate, PackedDataset, TokenBudgetBatchSampler
 
 Lengths = NDArray[np.int64]
 NUM_WORKERS = 2
@@ -54,23 +54,14 @@ def pad(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {"input_ids": pad_sequence(ids, batch_first=True), "lengths": torch.tensor([len(one) for one in ids])}
 
 
-class Pack:
-    """Collates to one row of `max_tokens` tokens, padded at its end."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
-
-    def __call__(self, samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return the row, and the samples' lengths."""
-        ids = torch.cat([sample["input_ids"] for sample in samples])
-        row = torch.nn.functional.pad(ids, (0, self._max_tokens - len(ids)))
-        return {"input_ids": row[None], "lengths": torch.tensor([len(sample["input_ids"]) for sample in samples])}
-
-
 def _shapes(loader: Iterable[dict[str, torch.Tensor]]) -> Iterator[Shape | None]:
     for batch in loader:
-        rows, columns = batch["input_ids"].shape
-        yield Shape(rows, columns, batch["lengths"].tolist())
+        if "cu_seqlens" in batch:  # padding is a document at the end, of zeros
+            lengths = batch["cu_seqlens"].diff()[: len(batch["cu_seqlens"]) - 1 - (int(batch["input_ids"][-1]) == 0)]
+            yield Shape(1, len(batch["input_ids"]), lengths.tolist())
+        else:
+            rows, columns = batch["input_ids"].shape
+            yield Shape(rows, columns, batch["lengths"].tolist())
     yield None
 
 
@@ -78,19 +69,25 @@ def fixed(lengths: Lengths, max_tokens: int) -> Iterator[Shape | None]:
     """Shuffled batches of as many samples as fit on average. Some are beyond the budget."""
     torch.manual_seed(SEED)
     size = max(1, round(max_tokens / lengths.mean()))
-    yield from _shapes(make_loader(lengths, batch_size=size, shuffle=True, collate_fn=pad))
+    yield from _shapes(make_loader(Samples(lengths), batch_size=size, shuffle=True, collate_fn=pad))
 
 
 def budget(lengths: Lengths, max_tokens: int, **options: Any) -> Iterator[Shape | None]:
     """Batches of swift_loader's TokenBudgetBatchSampler."""
     sampler = TokenBudgetBatchSampler(lengths, max_tokens, seed=SEED, num_replicas=1, rank=0, **options)
-    collate = pad if options.get("padded", True) else Pack(max_tokens)
-    yield from _shapes(make_loader(lengths, batch_sampler=sampler, collate_fn=collate))
+    collate = pad if options.get("padded", True) else PackCollate(pad_to=max_tokens)
+    yield from _shapes(make_loader(Samples(lengths), batch_sampler=sampler, collate_fn=collate))
 
 
-def make_loader(lengths: Lengths, **options: Any) -> DataLoader[dict[str, torch.Tensor]]:
+def cut(lengths: Lengths, max_tokens: int) -> Iterator[Shape | None]:
+    """Windows of swift_loader's PackedDataset, which cuts samples."""
+    windows = PackedDataset(Samples(lengths), lengths, max_tokens, drop_last=False, seed=SEED)
+    yield from _shapes(make_loader(windows, batch_size=None, shuffle=True))
+
+
+def make_loader(dataset: Any, **options: Any) -> DataLoader[dict[str, torch.Tensor]]:
     """Return swift_loader's. Its workers stay after the pass, so that their CPU time can be read."""
-    return DataLoader(Samples(lengths), num_workers=NUM_WORKERS, persistent_workers=True, **options)
+    return DataLoader(dataset, num_workers=NUM_WORKERS, persistent_workers=True, **options)
 
 
 def odb(lengths: Lengths, max_tokens: int, buffer_size: int) -> Iterator[Shape | None]:
@@ -148,11 +145,13 @@ Packer = Callable[[Lengths, int], Iterator[Shape | None]]
 def packers() -> dict[str, Packer]:
     """Return all whose package is installed, by name."""
     found: dict[str, Packer] = {"fixed size": fixed, "padded": partial(budget, padded=True)}
+    found["padded, balance=4"] = partial(budget, balance=4)
     if importlib.util.find_spec("odb"):
         found["ODB, 256 samples"] = partial(odb, buffer_size=256)
         found["ODB, 10,000 samples"] = partial(odb, buffer_size=10_000)
     found["packed, next fit"] = partial(budget, padded=False)
     found["packed, best fit"] = partial(budget, padded=False, fit="best")
+    found["packed, cut"] = cut
     if importlib.util.find_spec("grain"):
         found["Grain, first fit, 64 rows"] = partial(grain, packer="first", num_bins=64)
         found["Grain, best fit, 64 rows"] = partial(grain, packer="best", num_bins=64)
