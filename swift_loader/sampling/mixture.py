@@ -32,17 +32,19 @@ from swift_loader.sampling.permutation import Positions, Purpose, derive_key, de
 from swift_loader.sampling.shuffle import Order, OrderSettings, visit
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, Position, Skips, gaps_of
 
-MAX_SOURCES = 1 << 10
+MAX_SOURCES = 1000
 MAX_POSITION = 1 << 62
 """Positions, over all epochs, are below this."""
 
 RAMP_PIECES = 64
 """So many steps approximate a ramp from one change to the next."""
 
-_ROW_BITS, _SOURCE_BITS, _EPOCH_BITS = 40, 10, 12
-"""Of the index of a sample, below its highest bit. Epochs of a source wrap around."""
-_MARK = 1 << (_ROW_BITS + _SOURCE_BITS + _EPOCH_BITS)
-"""Tells the index of a sample in the mixture from a place in the row of all sources."""
+MAX_ROWS = 10**12
+_EPOCH_UNIT, _SOURCE_UNIT = 10**16, 10**12
+"""The index of a sample is `(epoch + 1) * 10**16 + source * 10**12 + row`. So it can be read, and is more than a place
+in the row of all sources."""
+_NUM_EPOCHS = 900
+"""Indices fit into 63 bits, so epochs of a source begin again after so many."""
 
 _SHARE_BITS = 30
 MAX_EXACT = 1 << 31
@@ -67,7 +69,7 @@ class Row(NamedTuple):
     row: int
     """Its index in the source."""
     epoch: int
-    """How often the source was visited before, modulo 4,096. Random draws of the sample depend on it."""
+    """How often the source was visited before, modulo 900. Random draws of the sample depend on it."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,8 @@ class Mix:
         if (epoch + 1) * self.epoch_size > MAX_POSITION:
             raise ValueError(f"epoch {epoch} of {self.epoch_size} samples is beyond a mixture's 2**62 samples")
         sources, rows, epochs = self.rows(settings, epoch * self.epoch_size + positions)
-        epochs &= np.uint64((1 << _EPOCH_BITS) - 1)
-        packed = (epochs << np.uint64(_SOURCE_BITS) | sources.astype(np.uint64)) << np.uint64(_ROW_BITS)
-        packed += rows + np.uint64(_MARK)
-        indices: NDArray[np.int64] = packed.astype(np.int64)
+        turns = (epochs % np.uint64(_NUM_EPOCHS)).astype(np.int64) + 1
+        indices: NDArray[np.int64] = turns * _EPOCH_UNIT + sources * _SOURCE_UNIT + rows.astype(np.int64)
         return indices
 
     def rows(
@@ -140,9 +140,9 @@ class Mix:
     def locate(self, index: int) -> tuple[int, int, int]:
         """Return number of the source, row and epoch of an index of the `Mixture`. An IndexError if it has none."""
         number, epoch, row = 0, 0, int(index)
-        if row >= _MARK:
-            rest, row = divmod(row - _MARK, 1 << _ROW_BITS)
-            epoch, number = divmod(rest, 1 << _SOURCE_BITS)
+        if row >= _EPOCH_UNIT:
+            epoch, rest = divmod(row - _EPOCH_UNIT, _EPOCH_UNIT)
+            number, row = divmod(rest, _SOURCE_UNIT)
         elif 0 <= row < max(sum(self.lengths), self.epoch_size):
             row %= sum(self.lengths)
             while row >= self.lengths[number]:
@@ -417,8 +417,8 @@ class Mixture:
     goes on where it ended.
 
     `mixture[i]` is row `i` of all sources in a row, as in torch's `ConcatDataset`, and again from the first one. The
-    loader and the samplers use other indices, which also say how often a source was visited before. `locate` names the
-    row of any index.
+    loader and the samplers use other indices, which also say how often a source was visited before:
+    `(epoch + 1) * 10**16 + source * 10**12 + row`. `locate` names the row of any index.
     """
 
     def __init__(
@@ -433,7 +433,7 @@ class Mixture:
         """Take the lengths of the sources.
 
         Args:
-            sources: 1 to 1,024 map-style datasets by name, each with 1 to 2**40 rows.
+            sources: 1 to 1,000 map-style datasets by name, each with 1 to 10**12 rows.
             weights: How often each source comes, relative to the others; 0 leaves it out. Or several of them, by the
                 sample from which on they hold: `{0: {"web": 1, "code": 0}, 1_000_000: {"web": 2, "code": 1}}`. Samples
                 are counted over all ranks and epochs: step `s` begins at sample `s * batch_size * ranks`. Default: the
@@ -511,8 +511,8 @@ def _lengths_of(sources: Any) -> tuple[int, ...]:
                 f"the source {name!r} is a {type(source).__name__}; it must be a map-style dataset, which has "
                 f"__getitem__(index) and __len__(). For streams, use Pipeline.mix"
             )
-        if not 1 <= len(source) <= 1 << _ROW_BITS:
-            raise ValueError(f"the source {name!r} has {len(source)} rows; a source has 1 to 2**{_ROW_BITS}")
+        if not 1 <= len(source) <= MAX_ROWS:
+            raise ValueError(f"the source {name!r} has {len(source)} rows; a source has 1 to {MAX_ROWS:,}")
     return tuple(map(len, sources.values()))
 
 

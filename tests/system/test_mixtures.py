@@ -127,7 +127,7 @@ def run_leg(leg: Leg, weights: dict[str, int], state: Any) -> tuple[list[list[An
             loader.start(rank)
             batches = endless(loader)
             for step in range(leg.num_steps):
-                if leg.kills and step % 5 == 2:
+                if leg.kills and step == 2:
                     worker_processes()[0].kill()
                 got[step] += next(batches)[: -loader.num_padding or None].tolist()
                 if step == leg.num_steps // 2 and leg.change is not None and not leg.is_new_program:
@@ -200,3 +200,24 @@ def test_workers_that_are_killed_and_changes_in_mid_epoch_leave_the_samples_as_t
             Leg(1, 6, 3, 15, {"a": 4, "b": 4, "c": 1}, is_new_program=True, kills=True),
         ]
     )
+
+
+def test_weights_that_change_ten_times_are_kept_by_a_resume_between_any_two() -> None:
+    def loader_of() -> SwiftLoader:
+        sources = {f"source {number}": Source(10**9, number) for number in range(64)}
+        return SwiftLoader(dataset=Mixture(sources), batch_size=50, worker_per_consumer=0, validate=False, seed=5)
+
+    found, states = list[Any](), list[Any]()
+    with loader_of() as loader:
+        batches = iter(loader)
+        for change_number in range(11):
+            found.append([next(batches).tolist() for _ in range(4)])
+            states.append(loader.state_dict())
+            loader.reweight({f"source {number}": 1 + (number * change_number) % 7 for number in range(64)})
+    for later, state in enumerate(states):
+        with loader_of() as loader:
+            loader.load_state_dict(state)
+            loader.reweight({f"source {number}": 1 + (number * later) % 7 for number in range(64)})
+            batches = iter(loader)
+            assert [[next(batches).tolist() for _ in range(4)]] == found[later + 1 : later + 2] or later == 10
+    assert len(states[-1]["mixture"]["weights"]) == 11
