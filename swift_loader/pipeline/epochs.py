@@ -121,9 +121,9 @@ class Position:
     def advance(self, place: Place, chain: Chain) -> None:
         """Move to the place after a result. Source states before it aren't needed any more."""
         self.place = place
-        for states, number in zip(self.sources, chain.origin.source_numbers(place[0]), strict=True):
+        for states, (epoch, number) in zip(self.sources, chain.origin.sources_at(place[0], self.epoch), strict=True):
             if states and number is not None:
-                states.latest((self.begun.epoch, number))
+                states.latest((epoch, number))
 
     def to_state(self, chain: Chain) -> PipelineState:
         """Return the state of this position."""
@@ -133,9 +133,9 @@ class Position:
         if self.is_over or self.place is None:
             known = _if_any(states.latest((epoch, 0)) for states in self.sources)
             return replace(begun, epoch=epoch, place=None, sources=known or (() if self.is_over else begun.sources))
-        pairs = zip(self.sources, chain.origin.source_numbers(self.place[0]), strict=True)
-        found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
-        lengths = tuple(states.lengths.get(self.epoch) for states in self.sources)
+        pairs = [*zip(self.sources, chain.origin.sources_at(self.place[0], epoch), strict=True)]
+        found = tuple(None if number is None else states.latest((own, number)) for states, (own, number) in pairs)
+        lengths = tuple(states.lengths.get(own) for states, (own, _) in pairs)
         return replace(begun, place=self.place, sources=found, lengths=lengths)
 
     def begins(self) -> tuple[SourceBegin | None, ...]:
@@ -325,19 +325,21 @@ class Epochs:
         behind then.
         """
         if state.told is not None and self._chosen is None:  # else the user has told them since
-            self._tell(state.told)
+            self._tell(state.told, state.place)
         elif self._told is not None and self.chain.origin.is_endless:
-            self._tell(state.epoch)  # the run before has told them later ones
+            self._tell(state.epoch, state.place)  # the run before has told them later ones
         tally, chain = Tally(state.epoch, self.chain.max_errors, iter(state.failures)), self.chain
         plains = chain.origin.plains
         unknown = (None,) * len(plains)
         at_start = (() if self.position is None else self.position.begins()) or unknown
-        known = zip(plains, (*state.lengths, *unknown), at_start, (*state.sources, *unknown), strict=False)
-        sources = [SourceStates(state.epoch, plain.length(saved), *states) for plain, saved, *states in known]
+        place = state.place or chain.beginning
+        wheres = chain.origin.sources_at(place[0], state.epoch)
+        known = zip(plains, wheres, (*state.lengths, *unknown), at_start, (*state.sources, *unknown), strict=False)
+        sources = [SourceStates(own, plain.length(saved), *states) for plain, (own, _), saved, *states in known]
         run = Run(tally, sources, self._event_loop, tells_epochs=self._told is not None)
         iterator.own(run)
         try:
-            run.passes = chain.open(state.place or chain.beginning, iter(run.sources), run, state.seed)
+            run.passes = chain.open(place, iter(run.sources), run, state.seed, state.epoch)
             run.items = next(run.passes)
             if chain.max_errors is not None and not any(policy.skips for policy in tally.policies):
                 raise ValueError(f"max_errors={chain.max_errors} has no effect without a stage with on_error='skip'")
@@ -346,10 +348,12 @@ class Epochs:
             raise
         return run
 
-    def _tell(self, epoch: int) -> None:
-        for plain in self.chain.origin.plains:
+    def _tell(self, epoch: int, place: Place | None = None) -> None:
+        origin = self.chain.origin
+        wheres = origin.sources_at((place or self.chain.beginning)[0], epoch)
+        for plain, (own, _) in zip(origin.plains, wheres, strict=True):
             if hasattr(plain.source, "set_epoch"):
-                plain.source.set_epoch(epoch)
+                plain.source.set_epoch(own)
         self._told = epoch
 
     def _warn_of_iterator(self) -> None:
@@ -371,7 +375,7 @@ class Epochs:
             return
         if any(hasattr(plain.source, "set_epoch") for plain in self.chain.origin.plains):
             _close_all(self._idle)  # it has gone on with an order that isn't this epoch's
-        self._tell(epoch)
+        self._tell(epoch, self._loaded.place if self._loaded else None)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 

@@ -194,6 +194,7 @@ class Map(Node):
         settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=leaves_out)
         plan, name = PlanSettings.of_seed(opening.key), self.function.name
         policy = run.tally.policy(name, self.max_errors, skips=self.skips_failures)
+        policy.epoch = opening.epoch - run.epoch
         if is_process:
             calls = (ListCallDataset if is_generator else CallDataset)(self.function)
             executor = process_executor(calls, self.concurrency, settings, plan, name)

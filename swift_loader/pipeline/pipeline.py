@@ -69,7 +69,8 @@ class Pipeline(Generic[_Item_co]):
                 over it again, so make a list of a generator or of `Path.glob()`. A source that has an index, or
                 `state_dict` and `load_state_dict`, resumes at once. Any other source is read again, up to the saved
                 place.
-            continuous: True starts to work on the next epoch while the loop is still at the end of this one.
+            continuous: True starts to work on the next epoch while the loop is still at the end of this one. If it is
+                merged or mixed, its epochs follow one another without end.
             seed: Integer of at least 0: base of all random draws, also by `sample_rng()`. Default: torch's seed, or one
                 from the clock.
             max_errors: How many items all stages with `on_error="skip"` may leave out together in an epoch: an integer,
@@ -315,8 +316,8 @@ class Pipeline(Generic[_Item_co]):
             temperature: Each weight is raised to the power `1 / temperature`. More than 1 makes rare ones come more
                 often.
             ramp: True changes the weights linearly from each given number to the next, in 64 steps.
-            on_end: What happens when a pipeline ends. `"continue"` goes on with the others, until all have ended whose
-                weight isn't 0. `"stop"` ends the epoch.
+            on_end: What happens when a pipeline ends that isn't continuous. `"continue"` goes on with the others, until
+                all have ended whose weight isn't 0. `"stop"` ends the epoch.
             seed: Integer of at least 0: base of all random draws, also in the pipelines. Default: the first
                 pipeline's.
 

@@ -48,14 +48,14 @@ def state_of(source: Any) -> Any:
 class SourceReader:
     """Reads a source in a run, on the thread that pulls. An async source is drawn by the event loop's thread."""
 
-    def __init__(self, source: Any, name: str, states: SourceStates, run: Run, *, is_endless: bool) -> None:
+    def __init__(self, source: Any, name: str, states: SourceStates, run: Run, epoch: int, *, is_endless: bool) -> None:
         """Read this source, of this name. `states` get the source's states. `is_endless`: epoch after epoch."""
         self._source = source
         self._name = name
         self._states = states
         self._is_endless = is_endless
         self._tells_epochs = is_endless and run.tells_epochs and hasattr(source, "set_epoch")
-        self._epoch = run.epoch
+        self._epoch = epoch
         self._stats = run.tally.note(name)
         self._loop = run.event_loop.enter() if hasattr(source, "__aiter__") else None
         self._number = 0
@@ -193,10 +193,10 @@ class Plain:
         """Itself."""
         return [self]
 
-    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int) -> Passes:  # noqa: ARG002
+    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:  # noqa: ARG002
         """Return the source's items. Pulls nothing yet."""
         (name,) = self.describe()
-        return SourceReader(self.source, name, next(states), run, is_endless=self.is_endless).passes(entry)
+        return SourceReader(self.source, name, next(states), run, epoch, is_endless=self.is_endless).passes(entry)
 
     def check(self, entry: Any) -> None:
         """Check that it is a count."""
@@ -219,9 +219,9 @@ class Plain:
             )
         return present
 
-    def source_numbers(self, entry: Any) -> list[int | None]:
-        """Return how many items of each plain source come before a place with this entry; None: it has ended."""
-        return [entry]
+    def sources_at(self, entry: Any, epoch: int) -> list[tuple[int, int | None]]:
+        """Return each plain source's epoch, and how many of its items come before an entry; None: it has ended."""
+        return [(epoch, entry)]
 
     def describe(self) -> list[str]:
         """Return one line: the source's class, or the function's name."""
@@ -251,9 +251,9 @@ class OnEnd(Enum):
 class Gathered:
     """An origin that is made of pipelines.
 
-    The first entry of a place is (number of items before it, turn, place of each pipeline or () if it has ended). The
-    turn is whose is next. In a mix, it is the segment of constant weights: (number of items before it, weights, what
-    each pipeline should have had more before it).
+    The first entry of a place is (number of items before it, turn, a place of each pipeline or () if it has ended).
+    The turn is whose is next. In a mix, it is the segment of constant weights: (number of items before it, weights,
+    what each pipeline should have had more before it). A pipeline's place begins with how often it was repeated.
     """
 
     chains: tuple[Chain, ...]
@@ -265,11 +265,10 @@ class Gathered:
     """The weights of a mix, by the number of items before."""
     on_end: OnEnd = OnEnd.CONTINUE
 
-    def __post_init__(self) -> None:
-        if any(chain.origin.is_endless for chain in self.chains):
-            raise ValueError("a continuous pipeline can't be merged or mixed, because its epochs have no end")
-
-    is_endless = False
+    @property
+    def is_endless(self) -> bool:
+        """Whether one of them begins again and again."""
+        return any(chain.origin.is_endless for chain in self.chains)
 
     @property
     def is_exact(self) -> bool:
@@ -286,27 +285,28 @@ class Gathered:
     def beginning(self) -> Place:
         """Nothing came, and all begin."""
         turn = (0, self.changes[0][1], (0.0,) * len(self.chains)) if self.changes else 0
-        return (0, turn, *(chain.beginning for chain in self.chains))
+        return (0, turn, *((0, *chain.beginning) for chain in self.chains))
 
     @property
     def num_items(self) -> int | None:
         """The sum; None if one of them isn't known, or if not all come."""
         numbers = [chain.num_results for chain in self.chains]
         is_all = self.on_end is OnEnd.CONTINUE and all(all(weights) for _, weights in self.changes)
-        return None if None in numbers or not is_all else sum(number or 0 for number in numbers)
+        return None if None in numbers or not is_all or self.is_endless else sum(number or 0 for number in numbers)
 
     @property
     def plains(self) -> list[Plain]:
         """The sources of all pipelines, in their order."""
         return [plain for chain in self.chains for plain in chain.origin.plains]
 
-    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int) -> Passes:
+    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:
         """Open the pipelines that haven't ended."""
         opened: list[Iterator[Item]] = []
         for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
             if place:
-                branch = chain.open(place, states, run, derive_key(key, _BRANCH, number, self.seeds[number] or 0))
-                opened.append(_told(branch, f"{self.join.value}, pipeline {self.names[number]}"))
+                own_key = derive_key(key, _BRANCH, number, self.seeds[number] or 0)
+                branch = chain.open(place[1:], states, run, own_key, epoch + place[0])
+                opened.append(_repeated(branch, place[0], f"{self.join.value}, pipeline {self.names[number]}"))
             else:
                 for _ in chain.origin.plains:
                     next(states)
@@ -332,14 +332,15 @@ class Gathered:
             raise StateMismatch(f"the state's place {entry!r} isn't one of {len(self.chains)} pipelines")
         for chain, place in zip(self.chains, entry[2:], strict=True):
             if place != ():
-                chain.check(place)
+                chain.check(place[1:])
 
-    def source_numbers(self, entry: Any) -> list[int | None]:
+    def sources_at(self, entry: Any, epoch: int) -> list[tuple[int, int | None]]:
         """Return those of all pipelines, in their order."""
-        numbers: list[int | None] = []
+        found: list[tuple[int, int | None]] = []
         for chain, place in zip(self.chains, entry[2:], strict=True):
-            numbers += chain.origin.source_numbers(place[0]) if place else [None] * len(chain.origin.plains)
-        return numbers
+            origin = chain.origin
+            found += origin.sources_at(place[1], epoch + place[0]) if place else [(epoch, None)] * len(origin.plains)
+        return found
 
     @property
     def _title(self) -> str:
@@ -351,13 +352,17 @@ class Gathered:
         return [self._title, *(f"  {line}" for chain in self.chains for line in chain.describe())]
 
 
-def _told(passes: Passes, stage: str) -> Iterator[Item]:
-    """Pass on the items of a pipeline. Its errors name the join and the item."""
+def _repeated(passes: Passes, num_before: int, stage: str) -> Iterator[Item]:
+    """Pass on the items of a pipeline, also those of later epochs. Its errors name the join and the item."""
     number = 0
     try:
-        for item in itertools.chain.from_iterable(passes):
-            number += 1
-            yield item
+        for num_repeats, items in enumerate(passes, num_before):
+            first = number
+            for item in items:
+                number += 1
+                yield Item(item.value, (num_repeats, *item.after))
+            if number == first and num_repeats > num_before:
+                raise ValueError("the pipeline is continuous, but an epoch of it has no items")
     except Exception as error:
         raise explained(error, stage, number)  # noqa: B904 - it has its causes
 
@@ -425,16 +430,16 @@ class Chain:
         """What the meaning of a place depends on: the lines of stages that mix items."""
         return (*self.origin.parameters, *(node.describe() for node in self.nodes if node.is_parameter))
 
-    def open(self, place: Place, states: Iterator[SourceStates], run: Run, key: int) -> Passes:
+    def open(self, place: Place, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:
         """Return the results from a place on. Threads begin to work.
 
         `place`: from `Item.after`, or `beginning`. `states`: of each plain source in turn. `run` owns what is opened.
         `key`: of what the nodes draw.
         """
-        passes, length = self.origin.open(place[0], states, run, key), 1
+        passes, length = self.origin.open(place[0], states, run, key, epoch), 1
         for number, node in enumerate(self.nodes):
             skipped = place[length] if node.counts else 0
-            passes = node.open(passes, Opening(place[:length], skipped, derive_key(key, number), run.epoch), run)
+            passes = node.open(passes, Opening(place[:length], skipped, derive_key(key, number), epoch), run)
             length += node.counts
         return passes
 

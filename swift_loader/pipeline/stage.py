@@ -504,7 +504,7 @@ class Stage:
         """
         max_in_flight = settings.limits.max_in_flight
         max_fed = max(1, max_in_flight // 2)
-        self._feed = Feed(max_fed, policy.tally.epoch, puts_back=self.puts_back)
+        self._feed = Feed(max_fed, policy.tally.epoch + policy.epoch, puts_back=self.puts_back)
         self._stats = policy.tally.note(policy.stage)
         self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max_in_flight - concurrency + max_fed)
         self._executor = executor

@@ -695,5 +695,5 @@ def test_wrong_sources_and_sizes_are_refused_at_once() -> None:
         Pipeline([]).shard(2, 2)
     with pytest.raises(ValueError, match="can't run a coroutine"):
         Pipeline([]).map(functions.async_plus_one, on="process")
-    with pytest.raises(ValueError, match="continuous pipeline can't be merged"):
-        Pipeline([], continuous=True).merge(Pipeline([]))
+    with pytest.raises(ValueError, match="continuous, but an epoch of it has no items"):
+        list(Pipeline([], continuous=True).merge(Pipeline([])))

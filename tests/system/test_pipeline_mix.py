@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 
 from swift_loader import StateMismatch
 from swift_loader.pipeline import Pipeline
+from tests.support import stage_functions as functions
+from tests.support.stage_functions import AsyncCounted, Counted, OwnEpochs
 
 NUM = 200
 NAMES = ("web", "code", "books")
@@ -84,6 +88,45 @@ def test_at_an_end_the_others_go_on_or_the_epoch_ends(on_end: Any, num: int) -> 
         assert len(items) == num
         assert items[:9] == items[:3] * 3
     assert set(items[9:21]) <= {"web", "books"}
+
+
+class Told(Counted):
+    """A source with a state. Its items say the epoch that it was told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((self.epoch, number) for number in super().__iter__())
+
+
+@pytest.mark.parametrize("repeated", [Told(5), OwnEpochs(5), AsyncCounted(5)], ids=lambda source: type(source).__name__)
+def test_a_continuous_pipeline_repeats_and_resumes_in_its_own_epoch(repeated: Any) -> None:
+    def make() -> Pipeline[Any]:
+        again = Pipeline(copy.deepcopy(repeated), continuous=True, seed=5).map(functions.draw, concurrency=2)
+        pipeline = Pipeline.mix({"web": Pipeline(range(30)).prefetch(2), "code": again}, on_end="stop").prefetch(3)
+        pipeline.set_epoch(7)
+        return pipeline
+
+    whole = list(make())
+    code = [item for item in whole if isinstance(item, tuple)]
+    assert len(whole) == 61  # the epoch ends where the 31st of the other one would come
+    assert len(set(code)) == 31  # other draws each time
+    if isinstance(repeated, Told):
+        assert [told for (told, _), _ in code] == [7 + number // 5 for number in range(31)]
+    items: list[Any] = []
+    state = make().state_dict()
+    while len(items) < 61:
+        pipeline = make()
+        pipeline.load_state_dict(state)
+        if len(items) % 2:
+            pipeline.set_epoch(7)
+        part, state = taken(pipeline, 7)
+        pipeline.close()
+        items += part
+    assert items == whole
 
 
 def test_a_weight_of_0_leaves_a_pipeline_out_and_lists_have_weights_in_their_order() -> None:

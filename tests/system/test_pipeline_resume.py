@@ -51,6 +51,20 @@ GRAPHS: dict[str, Callable[[Pipeline], Pipeline]] = {
         {0: {"a": 2.0, "b": 1.0}, 15: {"a": 0.0, "b": 3.0}, 22: {"a": 0.7, "b": 0.3}},
         on_end="stop",
     ).prefetch(2),
+    "mix that repeats": lambda source: (
+        Pipeline.mix(
+            [
+                Pipeline(range(100, 107), continuous=True).shuffle(3).map(functions.draw, concurrency=2),
+                Pipeline(Numbers(5), continuous=True).map(functions.some, concurrency=3),
+                source,
+            ],
+            [3, 2, 1],
+            on_end="stop",
+        )
+        .merge(Pipeline(range(200, 205)))
+        .map(functions.draw, concurrency=2)
+        .batch(3)
+    ),
     "cache": lambda source: source.cache(20, stop_after=70).batch(4),
 }
 
