@@ -32,6 +32,7 @@ from torch.utils.data import (
 
 from swift_loader.dataloader.state import DrawsState, SamplerState, as_torch, pack_states, set_states, unpack_states
 from swift_loader.errors import StateMismatch
+from swift_loader.samplers.base import ResumableSampler
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
@@ -323,7 +324,10 @@ class SamplerSource:
 
     def state_of_sampler(self) -> SamplerState | None:
         """Return a copy of the present state of the sampler alone; None if it has none."""
-        return (deepcopy(self.sampler.state_dict()), None) if is_stateful(self.sampler) else None
+        if not is_stateful(self.sampler):
+            return None
+        state = self.sampler.state_dict()  # what one of ours returns doesn't change, and may name 100,000 rows
+        return (state if isinstance(self.sampler, ResumableSampler) else deepcopy(state)), None
 
     def state(self) -> SamplerState | None:
         """Return copies of the present states of the sampler and its iterator; None if neither has one."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -338,7 +339,7 @@ class ShardedSampler(ResumableSampler[_Item]):
         items: list[_Item] = []
         while len(items) < num_wanted and not draws.is_over:
             if draws.num_drawn > marks[-1].position and hasattr(inner, "state_dict"):
-                marks.append(_Mark(draws.num_drawn, inner.state_dict()))
+                marks.append(_Mark(draws.num_drawn, deepcopy(inner.state_dict())))
             items += draws.block()
         return items
 

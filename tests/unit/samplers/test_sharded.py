@@ -128,24 +128,25 @@ def test_a_sampler_without_an_end_is_drawn_block_by_block() -> None:
 
 
 class Counted(Sampler[int]):
-    """Counts what is drawn from it, and can resume."""
+    """Counts what is drawn from it, and can resume. It changes the state that it has returned."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
-        self.num_drawn = self.position = self.start = 0
+        self.num_drawn = self.start = 0
+        self.state = {"position": 0}
 
     def __iter__(self) -> Iterator[int]:
         start, self.start = self.start, 0
         for number in range(start, self.num_samples):
             self.num_drawn += 1
-            self.position = number + 1
+            self.state["position"] = number + 1
             yield number * 1000 + random.randrange(1000)
 
     def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
+        return self.state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = self.position = state["position"]
+        self.start = self.state["position"] = state["position"]
 
 
 def test_a_sampler_with_a_state_is_not_drawn_again_from_the_start() -> None:
