@@ -50,19 +50,24 @@ def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
     saved = Checkpoint.from_dict(state)
     total, window = "the" if saved.num_samples is None else f"{saved.num_samples:,}", saved.order.window
     skipped = [f"samples {one.begin} to {one.end - 1} of epoch {one.epoch}" for one in saved.skips.ranges]
-    excluded = [
-        f"{counted(one.num_rows, 'row')} from sample {one.since.num_samples:,} of epoch {one.since.epoch} on: "
+    excluded, mix = [("", saved.skips)], saved.order.mix
+    if mix is not None:
+        excluded = [(f"{mix.names[source]}: ", skips) for source, skips in mix.excluded]
+    rows = [
+        f"{source}{counted(one.num_rows, 'row')} from sample {one.since.num_samples:,} of epoch {one.since.epoch} on: "
         f"{', '.join(map(str, one.rows[:_MAX_ROWS].tolist()))}{', …' * (one.num_rows > _MAX_ROWS)}"
-        for one in saved.skips.exclusions
+        for source, skips in excluded
+        for one in skips.exclusions
     ]
-    return {
+    facts = {
         "epoch": f"{saved.position.epoch}",
         "position": f"after {saved.position.num_samples:,} of {total} samples",
         "seed": f"{saved.order.seed}",
         "order": f"shuffled, in windows of {window or 'all'} samples" if saved.order.shuffle else "the dataset's",
         "skipped": ", ".join(skipped),
-        "excluded": "; ".join(excluded),
+        "excluded": "; ".join(rows),
     }
+    return facts if mix is None else facts | {"mixture": mix.shown(mix.position(saved.position))}
 
 
 def _of_dataloader(state: Mapping[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import StateMismatch
+from swift_loader.errors import StateMismatch, counted
 from swift_loader.sampling.integers import as_integer, integer, shown
 from swift_loader.sampling.permutation import Positions, Purpose, derive_key, derive_keys
 from swift_loader.sampling.shuffle import Order, OrderSettings, visit
@@ -153,6 +153,12 @@ class Mix:
         return number, row, epoch
 
     # Changes ----------------------------------------------------------------------------------------------------------
+
+    def shown(self, position: int) -> str:
+        """Return the shares at a position over all epochs, and how often they change."""
+        weights = [weights for begin, weights in self.changes if begin <= position][-1]
+        shares = [f"{name} {weight / sum(weights):.3g}" for name, weight in zip(self.names, weights, strict=True)]
+        return ", ".join([*shares, *[counted(len(self.changes) - 1, "change")] * (len(self.changes) > 1)])
 
     def position(self, of: Position) -> int:
         """Return a position over all epochs."""
@@ -486,17 +492,15 @@ class Mixture:
         """Return an index of a row, for `mixture[index]` and `loader.exclude`.
 
         Raises:
-            ValueError: There is no such source.
-            IndexError: It has no such row.
+            IndexError: There is no such source or row.
         """
-        number = list(self.sources).index(source)
-        return sum(self._mix.lengths[:number]) + range(self._mix.lengths[number])[row]
+        number = self._mix.names.index(source) if source in self.sources else -1
+        if number < 0 or not 0 <= row < self._mix.lengths[number]:
+            raise IndexError(f"{source!r} has no row {row}; the sources are {_shown_sources(self._mix)}")
+        return sum(self._mix.lengths[:number]) + row
 
     def __repr__(self) -> str:
-        weights = self._mix.changes[0][1]
-        shares = [f"{name} {weight / sum(weights):.3g}" for name, weight in zip(self.sources, weights, strict=True)]
-        more = f", {len(self._mix.changes) - 1} changes" if len(self._mix.changes) > 1 else ""
-        return f"<Mixture: {', '.join(shares)}{more}, {len(self):,} samples>"
+        return f"<Mixture: {self._mix.shown(0)}, {len(self):,} samples>"
 
 
 def _lengths_of(sources: Any) -> tuple[int, ...]:

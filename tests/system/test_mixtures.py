@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader import DataLoader, Mixture, ShuffleBatchSampler, SwiftLoader, cached
+from swift_loader.__main__ import main
 from swift_loader.vision import create_loader
 from tests.support.helpers import worker_processes
 
@@ -221,3 +225,15 @@ def test_weights_that_change_ten_times_are_kept_by_a_resume_between_any_two() ->
             batches = iter(loader)
             assert [[next(batches).tolist() for _ in range(4)]] == found[later + 1 : later + 2] or later == 10
     assert len(states[-1]["mixture"]["weights"]) == 11
+
+
+def test_a_saved_state_says_what_is_mixed_and_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SwiftLoader(dataset=mixture_of(), batch_size=6, worker_per_consumer=0, seed=1) as loader:
+        next(iter(loader))
+        loader.reweight({"a": 1, "b": 1, "c": 2})
+        loader.exclude([loader.dataset.index("b", 3), loader.dataset.index("b", 5)])
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    assert main(["state", str(tmp_path / "state.json")]) == 0
+    text = capsys.readouterr().out
+    assert "mixture   a 0.25, b 0.25, c 0.5, 1 change" in text
+    assert re.search(r"excluded  b: 2 rows from sample \d of epoch 0 on: 3, 5", text)
