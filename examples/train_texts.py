@@ -33,36 +33,27 @@ from torch.optim.lr_scheduler import OneCycleLR
 from swift_loader import Mixture, PackCollate, PackedDataset, SwiftLoader
 
 DOWNLOADS = Path(tempfile.gettempdir(), "swift-loader-man-pages")
-MAX_BYTES = 4 << 20
+MAX_TOKENS = 4 << 20
 """Of each source."""
 
 END, NUM_TOKENS = 256, 257
 """A token is a byte, or the end of a document."""
 WINDOW, WIDTH, NUM_HEADS, NUM_LAYERS = 128, 128, 4, 3
+MAX_LOSS = np.log(NUM_TOKENS)
+"""Of a guess. After a sixth of the steps, windows with more are left out: they are hardly text."""
 
 
-class Documents:
-    """Files as a map-style dataset of tokens. All bytes are in one array, of which the workers share one copy."""
-
-    def __init__(self, paths: set[Path]) -> None:
-        files = sorted({path.resolve() for path in paths if path.exists()})
-        texts: list[bytes] = []
-        for number in np.random.default_rng(0).permutation(len(files)):
-            content = files[number].read_bytes()
-            texts.append(gzip.decompress(content) if files[number].suffix == ".gz" else content)
-            if sum(map(len, texts)) > MAX_BYTES:
-                break
-        self.lengths = np.array([len(text) + 1 for text in texts])
-        self._bytes, self._ends = np.frombuffer(b"\0".join([*texts, b""]), np.uint8), self.lengths.cumsum()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> NDArray[np.int64]:
-        end = self._ends[index]
-        tokens = self._bytes[end - self.lengths[index] : end].astype(np.int64)
-        tokens[-1] = END
-        return tokens
+def read(paths: set[Path]) -> list[NDArray[np.int16]]:
+    """Return the tokens of some of these files. A list is a map-style dataset."""
+    files = sorted({path.resolve() for path in paths if path.exists()})
+    texts: list[NDArray[np.int16]] = []
+    for number in np.random.default_rng(0).permutation(len(files)):
+        content = files[number].read_bytes()
+        content = gzip.decompress(content) if files[number].suffix == ".gz" else content
+        texts.append(np.append(np.frombuffer(content, np.uint8), [END]).astype(np.int16))
+        if sum(map(len, texts)) > MAX_TOKENS:
+            break
+    return texts
 
 
 def find_man_pages(folder: Path) -> set[Path]:
@@ -83,12 +74,12 @@ def make_mixture(arguments: argparse.Namespace) -> Mixture:
     """Return a dataset of windows: mostly Python at first, mostly man pages in the second half."""
     library, licences = Path(sysconfig.get_path("stdlib")), Path("/usr/share/common-licenses")
     texts = {
-        "python": Documents({path for path in library.rglob("*.py") if "-packages" not in str(path)}),
-        "man": Documents(find_man_pages(arguments.man_pages)),
-        "licences": Documents({*licences.glob("*"), *Path("/usr/share/doc").glob("*/copyright")}),
+        "python": read({path for path in library.rglob("*.py") if "-packages" not in str(path)}),
+        "man": read(find_man_pages(arguments.man_pages)),
+        "licences": read({*licences.glob("*"), *Path("/usr/share/doc").glob("*/copyright")}),
     }
     collate = PackCollate(mask_first=True)
-    windows = {name: PackedDataset(texts[name], texts[name].lengths, WINDOW, collate=collate) for name in texts}
+    windows = {name: PackedDataset(one, [*map(len, one)], WINDOW, collate=collate) for name, one in texts.items()}
     begin, end = {"python": 8, "man": 1, "licences": 1}, {"python": 3, "man": 6, "licences": 1}
     return Mixture(windows, {0: begin, arguments.steps // 2 * arguments.batch_size: end}, ramp=True)
 
@@ -112,7 +103,7 @@ class Model(nn.Module):
         # A token sees what is before it in its document. FlashAttention takes batch["cu_seqlens"] instead of a mask.
         documents = (positions == 0).cumsum(1)
         is_seen = (documents[:, :, None] == documents[:, None, :]).tril().repeat_interleave(NUM_HEADS, 0)
-        x = self.layers(self.dropout(self.tokens(tokens) + self.positions(positions)), ~is_seen)
+        x = self.layers(self.dropout(self.tokens(tokens.long()) + self.positions(positions)), ~is_seen)
         labels = labels[:, 1:]  # -100 where a document begins: no other document predicts that
         losses = cross_entropy(self.head(x)[:, :-1].transpose(1, 2), labels, reduction="none")
         return losses.sum(1) / (labels >= 0).sum(1).clamp(1)
@@ -147,9 +138,12 @@ def train(arguments: argparse.Namespace) -> None:
             schedule.step()
             history.append(losses.mean().item())
             recent.update(zip(loader.batch_indices.tolist(), losses.tolist(), strict=True))
+            odd = loader.batch_indices[losses.detach().numpy() > MAX_LOSS]
+            if len(odd) and len(history) > arguments.steps // 6:
+                loader.exclude(odd)
+                print(f"step {len(history)}: left out", *map(mixture.locate, odd))
             if len(history) % max(1, arguments.steps // 10) == 0:
-                rate = step / (perf_counter() - begin)
-                print(f"step {len(history)}: {summary(mixture, recent)}, {rate:.1f} steps/s", flush=True)
+                print(f"step {len(history)}: {summary(mixture, recent)}, {step / (perf_counter() - begin):.1f} steps/s")
                 recent.clear()
         if arguments.save:
             states = {name: part.state_dict() for name, part in parts.items()}
@@ -157,13 +151,12 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def summary(mixture: Mixture, losses: dict[int, float]) -> str:
-    """Return the mean loss of each source and of all, and which window is the worst."""
+    """Return the mean loss of each source and of all."""
     sources: dict[str, list[float]] = {name: [] for name in mixture.sources}
     for index, loss in losses.items():
         sources[mixture.locate(index).source].append(loss)
     shown = ", ".join(f"{name} {np.mean(own):.3f} ({len(own)})" for name, own in sources.items() if own)
-    worst = mixture.locate(max(losses, key=losses.__getitem__))
-    return f"loss {np.mean([*losses.values()]):.3f}, {shown}, worst {worst.source}[{worst.row}]"
+    return f"loss {np.mean([*losses.values()]):.3f}, {shown}"
 
 
 def prove(arguments: argparse.Namespace) -> None:
@@ -178,8 +171,8 @@ def prove(arguments: argparse.Namespace) -> None:
         unbroken = run("unbroken")
         run("stopped", "--stop-after", arguments.steps // 2)
         resumed = run("resumed", "--resume", f"{folder}/stopped", "--workers", arguments.workers + 1)
-    has_same_weights = all(map(torch.equal, unbroken["model"].values(), resumed["model"].values()))
-    if unbroken["history"] != resumed["history"] or not has_same_weights:
+    is_same = all(map(torch.equal, unbroken["model"].values(), resumed["model"].values()))
+    if unbroken["history"] != resumed["history"] or not is_same:
         sys.exit("the resumed run differs")
     print(f"unbroken and resumed: the same {arguments.steps} losses and weights, to the last bit")
 

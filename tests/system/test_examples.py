@@ -237,16 +237,19 @@ def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_language_model_on_a_mixture_of_packed_texts_resumes_to_the_last_bit(tmp_path: Path) -> None:
-    page = tmp_path / "man" / "man1" / "page.1.gz"
-    page.parent.mkdir(parents=True)
-    page.write_bytes(gzip.compress(b".TH PAGE 1\n" * 1000))
+    pages = tmp_path / "man" / "man1"
+    pages.mkdir(parents=True)
+    for name, text in ("page.1.gz", b".TH PAGE 1\n" * 1500), ("noise.1.gz", np.random.default_rng(0).bytes(8000)):
+        (pages / name).write_bytes(gzip.compress(text))
 
-    run = run_example(tmp_path, "train_texts.py", "--prove", "--steps", "6", "--man-pages", str(page.parents[1]))
+    run = run_example(tmp_path, "train_texts.py", "--prove", "--steps", "6", "--man-pages", str(pages.parent))
 
     assert run.returncode == 0, run.stderr
-    losses = re.findall(r"^step (\d): (.+ python .+ man .+), [\d.]+ steps/s$", run.stdout, re.MULTILINE)
+    losses = re.findall(r"^step (\d): (loss .+ python .+ man .+), [\d.]+ steps/s$", run.stdout, re.MULTILINE)
+    left_out = re.findall(r"^step (\d): left out Row\(source='man'", run.stdout, re.MULTILINE)
     assert [step for step, _ in losses] == [*"123456", *"123", *"456"]
     assert losses[:6] == losses[6:]
+    assert left_out[: len(left_out) // 2] == left_out[len(left_out) // 2 :] != []
     assert run.stdout.splitlines()[-1].endswith("the same 6 losses and weights, to the last bit")
 
 
