@@ -32,7 +32,7 @@ from torch.utils.data import (
 
 from swift_loader.dataloader.state import DrawsState, SamplerState, as_torch, pack_states, set_states, unpack_states
 from swift_loader.errors import StateMismatch
-from swift_loader.samplers.base import ResumableSampler
+from swift_loader.samplers.base import ResumableSampler, chain_of
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
@@ -274,7 +274,7 @@ class SamplerSource:
         self.sampler: Any = loader.sampler if batches is None else batches
         if self._batches is not None:
             self.sampler = self._batches.sampler
-        self.samplers = _with_inner(loader.sampler, loader.batch_sampler)
+        self.samplers = chain_of(loader.sampler, loader.batch_sampler)
         """All samplers that take part, outermost first."""
         found = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
         self.generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
@@ -358,22 +358,6 @@ class SamplerSource:
         finally:
             for sampler, epoch in zip(having, before, strict=True):
                 sampler.set_epoch(epoch)
-
-
-_MAX_CHAIN = 16
-"""A property that makes a new sampler each time would make an endless chain."""
-
-
-def _with_inner(*samplers: Any) -> list[Any]:
-    """Return samplers, and those that they draw from, as torch's, Lightning's, Accelerate's and timm's name them."""
-    left, found = [one for one in reversed(samplers) if one is not None], dict[int, Any]()
-    while left and len(found) < _MAX_CHAIN:
-        sampler = left.pop()
-        if id(sampler) not in found:
-            found[id(sampler)] = sampler
-            inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
-            left += [one for one in inner if one is not None]
-    return list(found.values())
 
 
 def epoch_of(thing: Any) -> int | None:

@@ -18,6 +18,9 @@ from swift_loader.sampling.run import EpochRule, Pass
 
 _Item = TypeVar("_Item")
 
+_MAX_CHAIN = 16
+"""A property that makes a new sampler each time would make an endless chain."""
+
 VERSION = 1
 """Version of the fields of a state, and of the orders. With another version, the order would be another one."""
 
@@ -146,3 +149,15 @@ def refuse_sampler(name: str, value: object) -> None:
             f"batch sampler of a DataLoader: tell it not to, as with use_distributed_sampler=False of Lightning and "
             f"Fabric, because this sampler splits its batches over the ranks itself"
         )
+
+
+def chain_of(*samplers: Any) -> list[Any]:
+    """Return samplers, and those that they draw from, as torch's, Lightning's, Accelerate's and timm's name them."""
+    left, found = [one for one in reversed(samplers) if one is not None], dict[int, Any]()
+    while left and len(found) < _MAX_CHAIN:
+        sampler = left.pop()
+        if id(sampler) not in found:
+            found[id(sampler)] = sampler
+            inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+            left += [one for one in inner if one is not None]
+    return list(found.values())

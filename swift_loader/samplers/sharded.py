@@ -33,7 +33,7 @@ from torch.utils.data import DistributedSampler
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
+from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, refuse_sampler
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
@@ -197,9 +197,6 @@ _KEY = 0xD157
 BLOCK_ITEMS = 256
 """Seeding takes less than 2 us an item then. A block that takes long to draw delays the loop."""
 
-_MAX_CHAIN = 16
-"""A property that makes a new sampler each time would make an endless chain."""
-
 
 class _Mark(NamedTuple):
     """Where a resumed run can begin to draw again."""
@@ -317,7 +314,7 @@ class ShardedSampler(ResumableSampler[_Item]):
     def _draws(self, epoch: int, mark: _Mark) -> _Draws[_Item]:
         """Return the draws of an epoch, from a mark on."""
         inner: Any = self.inner
-        for one in _chain_of(inner):
+        for one in chain_of(inner):
             if callable(choose := getattr(one, "set_epoch", None)):
                 choose(epoch)
         if mark.state is not None:
@@ -344,18 +341,6 @@ class ShardedSampler(ResumableSampler[_Item]):
         return items
 
 
-def _chain_of(sampler: object) -> list[Any]:
-    """Return a sampler and those that it draws from: its attributes `sampler` and `batch_sampler`, and theirs."""
-    chain: list[Any] = []
-    waiting = [sampler]
-    while waiting and len(chain) < _MAX_CHAIN:
-        one = waiting.pop()
-        if one is not None and all(one is not other for other in chain):
-            chain.append(one)
-            waiting += [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
-    return chain
-
-
 class _Draws(Generic[_Item]):
     """Draws the items of one epoch in blocks: the first item alone, then up to each multiple of `BLOCK_ITEMS`.
 
@@ -369,7 +354,7 @@ class _Draws(Generic[_Item]):
         """
         self._sampler = sampler
         self._generators = [
-            one.generator for one in _chain_of(sampler) if isinstance(getattr(one, "generator", None), torch.Generator)
+            one.generator for one in chain_of(sampler) if isinstance(getattr(one, "generator", None), torch.Generator)
         ]
         self._key = key
         self.num_drawn = num_drawn
@@ -409,7 +394,7 @@ def _check_inner(inner: object, world_size: int) -> None:
         raise TypeError(
             f"sampler is an iterator ({type(inner).__name__}), which has one epoch only; give the sampler itself"
         )
-    is_split = any(isinstance(one, DistributedSampler) and one.num_replicas > 1 for one in _chain_of(inner))
+    is_split = any(isinstance(one, DistributedSampler) and one.num_replicas > 1 for one in chain_of(inner))
     if world_size > 1 and is_split:
         raise ValueError(
             f"the {type(inner).__name__} is split over ranks already, and would be split twice; give it num_replicas=1 "
