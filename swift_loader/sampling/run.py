@@ -185,6 +185,10 @@ class Checkpoint:
     """Length of the dataset; None if it wasn't known, because the loader wasn't started."""
     skips: Skips = NO_SKIPS
 
+    def fits(self, num_samples: int) -> bool:
+        """Return whether it may be of a dataset of this length."""
+        return self.position.num_samples <= num_samples and self.num_samples in (None, num_samples)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the dict that `state_dict()` returns."""
         state: dict[str, Any] = {
@@ -383,8 +387,7 @@ class Run(EpochRule):
 
     def fits(self, num_samples: int) -> bool:
         """Return whether `note_length` would accept this length."""
-        saved = self._saved
-        return saved is None or (saved.position.num_samples <= num_samples and saved.num_samples in (None, num_samples))
+        return self._saved is None or self._saved.fits(num_samples)
 
     def note_length(self, num_samples: int) -> None:
         """Record the dataset's length. A StateMismatch if the loaded state is of another dataset."""
@@ -394,16 +397,12 @@ class Run(EpochRule):
 
 
 def _check_length(saved: Checkpoint, present: int) -> None:
-    if saved.position.num_samples > present:
+    if not saved.fits(present):
+        length, reached = saved.num_samples, saved.position.num_samples
+        then = f"position={reached}" if length is None else f"num_samples={length}"
         raise StateMismatch(
-            f"the state was saved with position={saved.position.num_samples}, but the dataset now has "
-            f"num_samples={present}. Give the same dataset, or start a new run without load_state_dict()"
-        )
-    if saved.num_samples not in (None, present):
-        raise StateMismatch(
-            f"the state was saved with num_samples={saved.num_samples}, but the dataset now has "
-            f"num_samples={present}, which changes the order. Give the same dataset, or start a new run without "
-            f"load_state_dict()"
+            f"the state was saved with {then}, but the dataset now has num_samples={present}. Give the same dataset, "
+            f"or start a new run without load_state_dict()"
         )
 
 
