@@ -84,18 +84,18 @@ def derive_keys(base: int | Positions, numbers: Positions) -> Positions:
     return keys
 
 
-def permute(positions: Positions, size: int | Positions, keys: Positions, *, inverse: bool = False) -> Positions:
+def permute(positions: Positions, size: Any, keys: Positions, *, inverse: bool = False) -> Positions:
     """Return the image of each position under the permutation of `range(size)` that its key selects.
 
     `positions`: `(n,)`, each below its size. `size`: one, or `(n,)`, one per position. `keys`: `(1,)` for one
     permutation, or `(n,)` for one key per position. `inverse`: return the position of each image instead. Returns
     `(n,)`, a new array.
     """
-    if not isinstance(size, int):
-        first = int(size[0]) if size.size else 0
-        if (size != np.uint64(first)).any():
+    if isinstance(size, np.ndarray):
+        if size.size and (size != size[0]).any():
             return _permute_each(positions, size, keys, inverse)
-        size = first
+        size = size[0] if size.size else 0
+    size = int(size)
     if size <= 1:
         return np.zeros_like(positions)
     columns = isqrt(size - 1) + 1

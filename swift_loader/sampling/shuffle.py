@@ -140,7 +140,7 @@ def visit(settings: OrderSettings, positions: Positions, sizes: Any, key: _Key, 
     `sizes`: the length of the dataset, or `(n,)`: positions may be in datasets of different lengths, with their keys.
     """
     if not settings.window:
-        return permute(positions, _plain(sizes), key(Purpose.WHOLE), inverse=inverse)
+        return permute(positions, sizes, key(Purpose.WHOLE), inverse=inverse)
     lengths = np.minimum(np.uint64(min(settings.run_length, MAX_SAMPLES)), sizes + np.uint64(1))
     if inverse:
         return _in_windows(settings, _in_runs(positions, sizes, lengths, key, inverse), sizes, key, inverse)
@@ -177,11 +177,7 @@ def _permuted_runs(slots: Positions, counts: Any, keys: Positions, inverse: bool
         return slots
     first, last = slots.min(), slots.max()
     if counts.ndim or last - first >= slots.size:  # sparse: this rank's share, one of many
-        return permute(slots, _plain(counts), keys, inverse=inverse)
+        return permute(slots, counts, keys, inverse=inverse)
     dense = np.arange(first, last + np.uint64(1))
-    runs: Positions = permute(dense, _plain(counts), keys, inverse=inverse)[slots - first]
+    runs: Positions = permute(dense, counts, keys, inverse=inverse)[slots - first]
     return runs
-
-
-def _plain(sizes: Any) -> Any:
-    return int(sizes) if sizes.ndim == 0 else sizes
