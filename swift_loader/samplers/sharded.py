@@ -37,7 +37,7 @@ from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, ref
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
-from swift_loader.sampling.run import Checkpoint, Pass, PassState, Run, Shard
+from swift_loader.sampling.run import Pass, PassState, Run, Shard
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.sampling.skips import Position
 from swift_loader.worker.seeding import preserved_generators, seed_generators
@@ -88,8 +88,9 @@ class _PlannedSampler(ResumableSampler[_Item]):
         order = OrderSettings.of(seed=self._seed, shuffle=shuffle, window=window, batch_size=batch_size)
         order = replace(order, mix=mix_of(dataset))
         given = {"shuffle": True, "seed": seed is not None, "nearby_shuffle": shuffle and window is not None}
-        self._run = Run(order, frozenset(name for name, is_given in given.items() if is_given))
-        """The order. A loaded state may replace it."""
+        fixed = frozenset(name for name, is_given in given.items() if is_given)
+        self._passes = self._run = Run(order, fixed, is_of_loader=False)
+        """The order, too. A loaded state may replace it."""
         self._run.note_length(self._num_samples)
         self._settings = PlanSettings(order, batch_size, ranks.world_size, ranks.rank, chosen_uneven, self.drop_last)
         """How the order is cut. The `order` in it isn't used."""
@@ -99,12 +100,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
 
         With several ranks, `ShuffleSampler` counts whole batches.
         """
-        return Checkpoint(self._run.order, self._position, self._num_samples, self._run.skips).to_dict()
-
-    @property
-    def _position(self) -> Position:
-        this = self._passes.current
-        return Position(this.epoch, self._num_samples if this.at_end else this.position)
+        return self._run.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume there. Batch size and number of ranks may be others than when it was saved. O(1).
@@ -114,9 +110,6 @@ class _PlannedSampler(ResumableSampler[_Item]):
             StateMismatch: The state is of another dataset, seed or order. Nothing has changed then.
         """
         self._run.load_state_dict(state)
-        position = self._run.position
-        at_end = 0 < self._num_samples <= position.num_samples
-        self._passes.restore(position.epoch, position.num_samples, at_end=at_end)
 
     def exclude(self, rows: Any) -> None:
         """Leave rows out from where the next pass begins, as `SwiftLoader.exclude` does. The state has them.
@@ -134,15 +127,13 @@ class _PlannedSampler(ResumableSampler[_Item]):
                 "rows can't be excluded while a pass is running, because the loop may have drawn ahead. Do it before "
                 "the pass, or after load_state_dict()"
             )
-        following = self._passes.next()
-        since = min(self._position, Position(following.epoch, following.position))
-        self._run.exclude(rows, self._num_samples, since)
+        self._run.exclude(rows, self._num_samples)
 
     def _plan(self) -> Plan:
         return Plan.of(self._num_samples, replace(self._settings, order=self._run.order, skips=self._run.skips))
 
 
-def cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
+def _cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
     """Yield the batches of a pass, and the position after each, over all ranks. Advance the pass for each."""
     plan, first_step = plan.resumed_at(Position(this.epoch, this.position))
     reader = PlanReader(plan)
@@ -151,22 +142,31 @@ def cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
         yield reader.batch(this.epoch, step).indices.tolist(), after
 
 
-class ShuffleBatchSampler(_PlannedSampler[list[int]]):
+class PlannedBatches(ResumableSampler[list[int]]):
+    """Yields the batches of one rank. A subclass has the plan."""
+
+    def _plan(self) -> Plan:
+        raise NotImplementedError
+
+    def _rest(self, this: Pass) -> Iterator[list[int]]:
+        plan = self._plan()
+        for indices, after in _cut(plan, this):
+            this.advance(after, at_end=after == plan.order.num_samples)
+            yield indices
+        this.advance(plan.order.num_samples, at_end=True)  # a rank may lack the last batch of an uneven epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in a whole epoch."""
+        return self._plan().num_batches(self.epoch)
+
+
+class ShuffleBatchSampler(_PlannedSampler[list[int]], PlannedBatches):
     """Yields the batches of one rank as lists of indices: the argument `batch_sampler` of a DataLoader."""
 
     @property
     def batch_size(self) -> int:
         """Samples in a batch of one rank."""
         return self._settings.batch_size
-
-    def _rest(self, this: Pass) -> Iterator[list[int]]:
-        for indices, after in cut(self._plan(), this):
-            this.advance(after, at_end=after == self._num_samples)
-            yield indices
-
-    def __len__(self) -> int:
-        """Return the number of batches of this rank in a whole epoch."""
-        return self._plan().num_batches(self.epoch)
 
 
 class ShuffleSampler(_PlannedSampler[int]):
@@ -177,13 +177,14 @@ class ShuffleSampler(_PlannedSampler[int]):
 
     def _rest(self, this: Pass) -> Iterator[int]:
         gaps = self._plan().gaps(this.epoch)
-        for (*others, last), after in cut(self._plan(), this):
+        for (*others, last), after in _cut(self._plan(), this):
             for index in others:
                 if self.num_replicas == 1:  # else the other ranks' samples of this step lie between: it counts whole
                     this.advance(gaps.position_of(gaps.place_of(this.position) + 1), at_end=False)
                 yield index
             this.advance(after, at_end=after == self._num_samples)
             yield last
+        this.advance(self._num_samples, at_end=True)
 
     def __len__(self) -> int:
         """Return the number of indices of this rank in a whole epoch, with padding."""

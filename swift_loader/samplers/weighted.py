@@ -10,7 +10,7 @@ that of the weights or labels. Resuming is O(1).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -20,19 +20,18 @@ from numpy.typing import NDArray
 
 from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
-from swift_loader.samplers.sharded import cut
+from swift_loader.samplers.base import ranks_of, refuse_sampler
+from swift_loader.samplers.sharded import PlannedBatches
 from swift_loader.sampling.mixture import MAX_EXACT, Mix
 from swift_loader.sampling.permutation import derive_key, derive_keys
 from swift_loader.sampling.plan import MAX_EPOCH, Plan, PlanSettings, Uneven
-from swift_loader.sampling.run import Pass
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
 _DRAWS, _STRATA = 0xD2A35, 0x57A7A
 """Tell the keys of draws and labels from other keys of the same seed."""
 
 
-class _OrderedBatchSampler(ResumableSampler[list[int]]):
+class _OrderedBatchSampler(PlannedBatches):
     """Yields the batches of one rank, cut from an order of a subclass."""
 
     _order: Callable[[OrderSettings], Order]
@@ -47,17 +46,6 @@ class _OrderedBatchSampler(ResumableSampler[list[int]]):
         order, replicas = OrderSettings(self._seed, shuffle=True, window=0, run_length=1), self.num_replicas
         settings = PlanSettings(order, self.batch_size, replicas, self.rank, self._uneven, self.drop_last)
         return Plan(self._order(order), settings)
-
-    def _rest(self, this: Pass) -> Iterator[list[int]]:
-        plan = self._plan()
-        for indices, after in cut(plan, this):
-            this.advance(after, at_end=after == plan.order.num_samples)
-            yield indices
-        this.advance(plan.order.num_samples, at_end=True)  # a rank may lack the last batch of an uneven epoch
-
-    def __len__(self) -> int:
-        """Return the number of batches of this rank in a whole epoch."""
-        return self._plan().num_batches(self.epoch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,13 +234,13 @@ class Checkpoint:
 class Run(EpochRule):
     """An order and a position in it. Another loader can continue it, with other ranks, workers and batch sizes."""
 
-    def __init__(self, order: OrderSettings, fixed: frozenset[str]) -> None:
+    def __init__(self, order: OrderSettings, fixed: frozenset[str], *, is_of_loader: bool = True) -> None:
         """Begin a run.
 
         `fixed` are the fields of a state that the user set explicitly. A state with another value raises
         `StateMismatch`. Other fields take the value of the state.
         """
-        super().__init__(is_of_loader=True)
+        super().__init__(is_of_loader=is_of_loader)
         self.order = order
         self._mix = order.mix
         """What the program says. A loaded state may have another one."""
@@ -317,7 +317,8 @@ class Run(EpochRule):
         self.skips = saved.skips
         self._saved = saved
         self.this = None
-        self.restore(saved.position.epoch, saved.position.num_samples)
+        epoch, position = saved.position.epoch, saved.position.num_samples
+        self.restore(epoch, position, at_end=0 < (self.num_samples or 0) <= position)
 
     def _resumed_order(self, saved: Checkpoint) -> OrderSettings:
         mix, mix_then = self._mix, saved.order.mix
