@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import StateMismatch, counted
+from swift_loader.errors import StateMismatch, counted, noted
 from swift_loader.sampling.integers import as_integer, integer, shown
 from swift_loader.sampling.permutation import Positions, Purpose, derive_key, derive_keys
 from swift_loader.sampling.shuffle import Order, OrderSettings, visit
@@ -273,8 +273,6 @@ def _visited(
     inverse: bool = False,
 ) -> Positions:
     """Return the rows that the sources' orders have at these places; with `inverse`, the places of these rows."""
-    if not settings.shuffle or not places.size:
-        return places
     numbers = sources.astype(np.uint64)
 
     def key(purpose: Purpose) -> Positions:
@@ -475,8 +473,7 @@ class Mixture:
         try:
             return self.sources[name][row]
         except Exception as error:
-            if hasattr(error, "add_note"):
-                error.add_note(f"at row {row} of the mixture's source {name!r}")
+            noted(error, f"of the mixture's source {name!r}, row {row}")
             raise
 
     def locate(self, index: int) -> Row:

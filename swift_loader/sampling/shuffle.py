@@ -120,8 +120,6 @@ class Order:
         if self.settings.mix is not None:
             assert not inverse, "a mixture excludes rows itself"
             return self.settings.mix.indices(self.settings, epoch, positions)
-        if not self.settings.shuffle or not positions.size:
-            return positions
 
         def key(purpose: Purpose) -> NDArray[np.uint64]:
             return np.array([derive_key(self.settings.seed, purpose.value, epoch)], np.uint64)
@@ -135,10 +133,12 @@ _Key = Callable[[Purpose], NDArray[np.uint64]]
 
 
 def visit(settings: OrderSettings, positions: Positions, sizes: Any, key: _Key, *, inverse: bool = False) -> Positions:
-    """Return the samples at these positions of shuffled epochs, `(n,) -> (n,)`; with `inverse`, the other way round.
+    """Return the samples at these positions of epochs, `(n,) -> (n,)`; with `inverse`, the other way round.
 
     `sizes`: the length of the dataset, or `(n,)`: positions may be in datasets of different lengths, with their keys.
     """
+    if not settings.shuffle or not positions.size:
+        return positions
     if not settings.window:
         return permute(positions, sizes, key(Purpose.WHOLE), inverse=inverse)
     lengths = np.minimum(np.uint64(min(settings.run_length, MAX_SAMPLES)), sizes + np.uint64(1))
