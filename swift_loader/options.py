@@ -43,6 +43,7 @@ from swift_loader.ranks.ranks import Ranks
 from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.run import fixed_fields
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits, chosen_in_flight
 from swift_loader.scheduler.scheduler import SchedulerSettings
@@ -191,12 +192,7 @@ class SamplingOptions:
     @property
     def chosen(self) -> frozenset[str]:
         """The fields of a state that the user set explicitly."""
-        is_given = {
-            "shuffle": True,
-            "seed": self.seed is not None,
-            "nearby_shuffle": self.window is not None and self.shuffle,
-        }
-        return frozenset(name for name, given in is_given.items() if given)
+        return fixed_fields(seed=self.seed, shuffle=self.shuffle, window=self.window)
 
     def order_settings(self) -> OrderSettings:
         """Return the order of a new run. It has another seed each time if none was given and torch isn't imported."""

@@ -37,7 +37,7 @@ from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, ref
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
-from swift_loader.sampling.run import Pass, PassState, Run, Shard
+from swift_loader.sampling.run import Pass, PassState, Run, Shard, fixed_fields
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.sampling.skips import Position
 from swift_loader.worker.seeding import preserved_generators, seed_generators
@@ -87,8 +87,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
         super().__init__(ranks, seed, is_seed_used=shuffle)
         order = OrderSettings.of(seed=self._seed, shuffle=shuffle, window=window, batch_size=batch_size)
         order = replace(order, mix=mix_of(dataset))
-        given = {"shuffle": True, "seed": seed is not None, "nearby_shuffle": shuffle and window is not None}
-        fixed = frozenset(name for name, is_given in given.items() if is_given)
+        fixed = fixed_fields(seed=seed, shuffle=shuffle, window=window)
         self._passes = self._run = Run(order, fixed, is_of_loader=False)
         """The order, too. A loaded state may replace it."""
         self._run.note_length(self._num_samples)

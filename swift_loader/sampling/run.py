@@ -231,6 +231,12 @@ class Checkpoint:
         return cls(order, Position(fields["epoch"], position), num_samples, skips)
 
 
+def fixed_fields(*, seed: int | None, shuffle: bool, window: int | None) -> frozenset[str]:
+    """Return the fields of a state that the user has set explicitly."""
+    is_given = {"shuffle": True, "seed": seed is not None, "nearby_shuffle": window is not None and shuffle}
+    return frozenset(name for name, given in is_given.items() if given)
+
+
 class Run(EpochRule):
     """An order and a position in it. Another loader can continue it, with other ranks, workers and batch sizes."""
 
