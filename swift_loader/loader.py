@@ -22,19 +22,18 @@ from swift_loader.options import Options, refuse_unknown
 from swift_loader.ranks.ranks import RankChoice
 from swift_loader.report.report import Report, facts_of, html_table
 from swift_loader.report.trace import write_trace
+from swift_loader.runtime import Closing
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from swift_loader.options import RayExecutor
 
 
-class SwiftLoader:
+class SwiftLoader(Closing):
     """Loads batches of a map-style dataset with worker processes, or threads.
 
     Each `for` loop over the loader is one epoch:
@@ -350,14 +349,6 @@ class SwiftLoader:
         self._lifecycle.supersede()
         self.close()
         return successor
-
-    def __enter__(self) -> SwiftLoader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Iteration --------------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,25 @@ class ProcessOwner:
             )
 
 
+# Closing --------------------------------------------------------------------------------------------------------------
+
+_Closed = TypeVar("_Closed", bound="Closing")
+
+
+class Closing:
+    """What `with` closes."""
+
+    def close(self) -> None:
+        """Let go of what it holds. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self: _Closed) -> _Closed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 # Threads --------------------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from swift_loader.device.move import Target, default_device, device_of
 from swift_loader.device.streams import CopiesInFlight, HostSource, Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import expected_ranks
-from swift_loader.runtime import is_interrupt
+from swift_loader.runtime import Closing, is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.scheduler.delivery import Delivery
 
@@ -149,7 +149,7 @@ class LazyPass:
         return next(self._batches)
 
 
-class DevicePrefetcher:
+class DevicePrefetcher(Closing):
     """Moves the batches of an iterable to a device, ahead of the loop.
 
     The source is any iterable: a torch DataLoader, a list, a generator, a loader of FFCV or DALI. Each `iter` begins a
@@ -274,12 +274,6 @@ class DevicePrefetcher:
         if self._close_copies is not None:
             self._close_copies()
         self._copies = None
-
-    def __enter__(self) -> DevicePrefetcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin_pass(self) -> Iterator[Any]:
         """Begin a pass over the source, or continue one that can't begin again."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from swift_loader.checks import (
@@ -24,6 +23,7 @@ from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Pr
 from swift_loader.pipeline.sources import Chain, Gathered, Join, OnEnd, Plain, check_source
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import html_table
+from swift_loader.runtime import Closing
 from swift_loader.sampling.mixture import Changes, changes_of
 
 _Item_co = TypeVar("_Item_co", covariant=True)
@@ -36,7 +36,7 @@ class _Indexed(Protocol[_Item_co]):
     def __getitem__(self, index: int, /) -> _Item_co: ...
 
 
-class Pipeline(Generic[_Item_co]):
+class Pipeline(Closing, Generic[_Item_co]):
     """Items from a source, through stages that work at the same time.
 
         pipe = (
@@ -430,14 +430,6 @@ class Pipeline(Generic[_Item_co]):
     def close(self) -> None:
         """End the current iteration, with all threads and processes. Idempotent."""
         self._epochs.close()
-
-    def __enter__(self) -> Pipeline[_Item_co]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where it is, too. What runs stays here.

@@ -22,6 +22,7 @@ from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.dataloader.epoch import Epoch, Gate
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.ranks.ranks import Ranks
+from swift_loader.runtime import Closing
 from swift_loader.samplers.base import ResumableSampler, seed_of
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.sampling.run import Pass, PassState
@@ -140,7 +141,7 @@ class ImageBatches(ResumableSampler[list[tuple[Any, int]]]):
         return found
 
 
-class ImageLoader(DataLoader[Any]):
+class ImageLoader(DataLoader[Any], Closing):
     """A DataLoader of `ImageBatches` or of a stream. A pass begins with its first `next`.
 
     With `ImageBatches`, the state is a few integers, the same on all ranks, and resuming is O(1).
@@ -217,12 +218,6 @@ class ImageLoader(DataLoader[Any]):
             self._latest.shut_down()
         if self._workers is not None:
             self._workers.close()
-
-    def __enter__(self) -> ImageLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Counter(Gate):

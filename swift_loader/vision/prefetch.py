@@ -318,9 +318,6 @@ class PrefetchLoader(DevicePrefetcher):
         if callable(getattr(self.loader, "close", None)):
             self.loader.close()
 
-    def __enter__(self) -> PrefetchLoader:
-        return self
-
     def _begin_pass(self) -> Iterator[Any]:
         if isinstance(self.loader, SwiftLoader) and not self.loader.has_started:
             self.start(self._consumer_index)
