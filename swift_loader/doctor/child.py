@@ -23,15 +23,7 @@ from swift_loader.__main__ import CommandError, find_target, made_by
 from swift_loader.batch.collate import torch_collate
 from swift_loader.batch.tree import type_name
 from swift_loader.doctor import contents, samples
-from swift_loader.doctor.examination import (
-    BatchTime,
-    Diagnosis,
-    Line,
-    Settings,
-    Timing,
-    WorkersNeeded,
-    quoted,
-)
+from swift_loader.doctor.examination import BatchTime, Diagnosis, Line, Settings, Timing, WorkersNeeded, quoted
 from swift_loader.doctor.samples import SEED, Fetch, Place, StackSampler, Subject, text_of
 from swift_loader.errors import counted, time_text
 from swift_loader.loader import SwiftLoader

@@ -24,15 +24,7 @@ from swift_loader.executors.wording import rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.messages import (
-    Answered,
-    Event,
-    Ready,
-    SampleFailed,
-    Send,
-    Skipped,
-    StreamEnded,
-)
+from swift_loader.scheduler.messages import Answered, Event, Ready, SampleFailed, Send, Skipped, StreamEnded
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions

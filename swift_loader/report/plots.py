@@ -11,15 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import time_text
-from swift_loader.metrics.observations import (
-    NOBODY,
-    TRAINER,
-    WORKER,
-    Observations,
-    Part,
-    are_of_one_pass,
-    stage_times,
-)
+from swift_loader.metrics.observations import NOBODY, TRAINER, WORKER, Observations, Part, are_of_one_pass, stage_times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,16 +24,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import counted, time_text
 from swift_loader.log import logger
 from swift_loader.metrics.machine import available_memory
-from swift_loader.metrics.observations import (
-    LIFE,
-    NOBODY,
-    Durations,
-    Observations,
-    Part,
-    Setup,
-    stage_times,
-    steps_ns,
-)
+from swift_loader.metrics.observations import LIFE, NOBODY, Durations, Observations, Part, Setup, stage_times, steps_ns
 from swift_loader.report import plots
 from swift_loader.report.tuning import room_for, window_of
 

@@ -22,16 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.messages import (
-    NO_SLOT,
-    Batch,
-    Frame,
-    Identity,
-    Kind,
-    Ready,
-    Received,
-    unpack_frame,
-)
+from swift_loader.transport.messages import NO_SLOT, Batch, Frame, Identity, Kind, Ready, Received, unpack_frame
 from swift_loader.transport.payload import Payload
 from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, PrivateSlots
 from swift_loader.worker.build import ThreadUsage

@@ -23,12 +23,7 @@ from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.messages import Blank, Frame, Refused, Warmed
-from swift_loader.worker.process import (
-    ForkHazards,
-    StackDumper,
-    importing,
-    run_and_exit,
-)
+from swift_loader.worker.process import ForkHazards, StackDumper, importing, run_and_exit
 from swift_loader.worker.template import ForkServer, be_template, set_up
 from swift_loader.worker.torch_worker import set_num_threads
 

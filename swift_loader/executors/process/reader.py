@@ -18,15 +18,7 @@ from swift_loader.executors.wording import BEFORE_TASKS, Explainer
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.messages import (
-    Answered,
-    Event,
-    ExecutorFailed,
-    Ready,
-    SampleFailed,
-    Skipped,
-    StreamEnded,
-)
+from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, Ready, SampleFailed, Skipped, StreamEnded
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
