@@ -117,7 +117,7 @@ def _sums_of(weights: Sequence[float] | NDArray[Any]) -> NDArray[np.float64]:
         raise ValueError(f"weights[{index}]={array[index]} isn't a weight; it must be finite and at least 0")
     if not (largest := array.max()):
         raise ValueError(f"all {array.size} weights are 0; at least one must be above 0, or nothing can be drawn")
-    sums = array / np.float64(largest)
+    sums = np.divide(array, largest, dtype=np.float64)
     return np.cumsum(sums, out=sums)
 
 

@@ -95,7 +95,8 @@ def test_only_the_ratios_of_weights_count() -> None:
     sampler, expected = weighted(weights), list(weighted([2, 4, 8] * 9))
     weights[:] = 0  # it has a copy
     assert list(sampler) == expected
-    sampler.load_state_dict(weighted([2, 4, 8] * 9).state_dict())
+    for dtype in (np.float16, np.float32, np.uint8):  # added up in float64 with each NumPy
+        sampler.load_state_dict(weighted(np.array([2, 4, 8] * 9, dtype)).state_dict())
 
 
 @given(counts=st.lists(st.integers(1, 80), min_size=1, max_size=20), seed=st.integers(0, 1000))
