@@ -106,14 +106,14 @@ class _GroupedSampler(ResumableSampler[list[int]]):
 
         Args:
             tokens: `(n,)` how many tokens of each sample of the dataset the loss counts. With `mask_first` of
-                `PackCollate`, these are `lengths - 1`.
+                `PackCollate`, these are `np.maximum(lengths - 1, 0)`.
 
         Raises:
             TypeError: They aren't integers.
             ValueError: There is not one for each sample, or one is negative.
             RuntimeError: No pass has begun, or its scales were taken before. All errors come with the first scale.
         """
-        counts = checked_lengths(tokens)
+        counts = checked_lengths(tokens, "tokens")
         if len(counts) != self._num_samples:
             raise ValueError(f"tokens has {len(counts)} samples, but the dataset has {self._num_samples}")
         if self._begun is None:

@@ -32,18 +32,18 @@ _MADE = ("position_ids", "cu_seqlens", "max_seqlen")
 """What `PackCollate` adds."""
 
 
-def checked_lengths(lengths: Sequence[int] | Indices) -> Indices:
-    """Return the lengths as a new array, `(n,) int64`."""
+def checked_lengths(lengths: Sequence[int] | Indices, name: str = "lengths") -> Indices:
+    """Return the lengths as a new array, `(n,) int64`. `name`: of the argument."""
     array = np.asarray(lengths)
     if array.ndim != 1:
-        raise ValueError(f"lengths has {array.ndim} dimensions; it must have one, with the length of each sample")
+        raise ValueError(f"{name} has {array.ndim} dimensions; it must have one, with a number for each sample")
     if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"lengths are {array.dtype}; they must be integers, one for each sample")
+        raise TypeError(f"{name} are {array.dtype}; they must be integers, one for each sample")
     if array.size and array.min() < 0:
         index = int(np.argmax(array < 0))
-        raise ValueError(f"lengths[{index}]={array[index]} is negative; a length must be at least 0")
+        raise ValueError(f"{name}[{index}]={array[index]} is negative; it must be at least 0")
     if array.sum(dtype=np.float64) >= MAX_TOTAL:
-        raise ValueError(f"the sum of lengths is {array.sum(dtype=np.float64):g}; it must be below 2**61")
+        raise ValueError(f"the sum of {name} is {array.sum(dtype=np.float64):g}; it must be below 2**61")
     return array.astype(np.int64)
 
 

@@ -143,6 +143,8 @@ def test_loss_scales_need_a_number_for_each_sample_and_a_pass() -> None:
     sampler = sampler_of([1, 2], 10)
     with pytest.raises(ValueError, match="tokens has 1 samples, but the dataset has 2"):
         next(sampler.loss_scales([1]))
+    with pytest.raises(ValueError, match=r"tokens\[1\]=-1 is negative"):
+        next(sampler.loss_scales([0, -1]))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="take the first batch before"):
             next(sampler.loss_scales([1, 2]))
