@@ -18,6 +18,7 @@ import hashlib
 import heapq
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 from swift_loader.errors import StateMismatch, counted, noted
 from swift_loader.sampling.integers import as_integer, integer, shown
 from swift_loader.sampling.permutation import Positions, Purpose, derive_key, derive_keys
-from swift_loader.sampling.shuffle import Order, OrderSettings, visit
-from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, Position, Skips, gaps_of
+from swift_loader.sampling.shuffle import OrderSettings, visit
+from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, Position, Skips
 
 MAX_SOURCES = 1000
 MAX_POSITION = 1 << 62
@@ -46,12 +47,17 @@ in the row of all sources."""
 _NUM_EPOCHS = 900
 """Indices fit into 63 bits, so epochs of a source begin again after so many."""
 
-_SHARE_BITS = 30
+_SHARE_BITS = 32
 MAX_EXACT = 1 << 31
 """Integer weights with at most this sum give exact shares. Products of a weight and a count fit into 64 bits."""
 
 _BLOCK = 256
 """So many samples of streams are assigned to sources at once."""
+
+MAX_GAPS = 1 << 20
+"""So many places that are left out are computed at once."""
+
+NO_ROWS = np.empty(0, np.uint64)
 
 _MIXED = 0x313D
 """Tells the keys of the sources from those of a dataset's order."""
@@ -89,9 +95,29 @@ class Mix:
     def __reduce__(self) -> Any:
         return type(self), (self.names, self.lengths, self.epoch_size, self.changes, self.given, self.excluded)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.lengths, self.epoch_size, self.changes, self.excluded))
+
     @cached_property
     def _tables(self) -> _Tables:
         return _Tables.of(self.changes, (0.0,) * len(self.lengths))
+
+    @cached_property
+    def _sizes(self) -> Positions:
+        return np.array(self.lengths, np.uint64)
+
+    @cached_property
+    def _rests(self) -> dict[Any, _Rest]:
+        return {}
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where each source ends in the row of all of them."""
+        return list(itertools.accumulate(self.lengths))
 
     def indices(self, settings: OrderSettings, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at these positions of an epoch as indices of the `Mixture`; `(n,) -> (n,)`."""
@@ -107,35 +133,19 @@ class Mix:
     ) -> tuple[NDArray[np.int64], Positions, Positions]:
         """Return source, row and the source's epoch at each position, over all epochs."""
         sources, counts = self._tables.at(positions.astype(np.uint64))
-        sizes = np.array(self.lengths, np.uint64)[sources]
+        sizes = self._sizes[sources]
         epochs = counts // sizes
         places = counts - epochs * sizes
         for source, skips in self.excluded:
-            here = np.flatnonzero(sources == source)
-            epochs[here], places[here] = self._left(settings, source, skips, counts[here])
+            if (here := np.flatnonzero(sources == source)).size:
+                epochs[here], places[here] = self._rest(settings, source, skips).at(counts[here])
         return sources, _visited(settings, sources, sizes, epochs, places), epochs
 
-    def _left(
-        self, settings: OrderSettings, source: int, skips: Skips, counts: Positions
-    ) -> tuple[Positions, Positions]:
-        """Return epoch and place of a source's samples before which so many came, given what is left out of it."""
-        order = _SourceOrder(self.lengths[source], replace(settings, mix=None), source)
-        stretches = [(0, 0, order.num_samples)]  # from which epoch on, how many came before, how many are in an epoch
-        for turn in sorted({one.since.epoch for one in skips.exclusions}):
-            epoch, before, size = stretches[-1]
-            before += (turn - epoch) * size
-            left = order.num_samples - gaps_of(skips, order, turn).num_positions
-            past = Skips(exclusions=tuple(one for one in skips.exclusions if one.since.epoch <= turn))
-            stretches += [(turn, before, left), (turn + 1, before + left, order.num_samples - past.num_excluded)]
-        firsts, befores, sizes = np.array(stretches, np.uint64).T
-        here = np.searchsorted(befores, counts, side="right") - 1
-        epochs, places = np.divmod(counts - befores[here], sizes[here])
-        epochs += firsts[here]
-        for epoch in np.unique(epochs).tolist():
-            members = epochs == epoch
-            gaps = gaps_of(skips, order, epoch)
-            places[members] = gaps.positions_of(places[members].astype(np.int64)).astype(np.uint64)
-        return epochs, places
+    def _rest(self, settings: OrderSettings, source: int, skips: Skips) -> _Rest:
+        key = settings.seed, settings.shuffle, settings.window, settings.run_length, source, skips
+        if key not in self._rests:
+            self._rests[key] = _Rest(self.lengths[source], replace(settings, mix=None), source, skips)
+        return self._rests[key]
 
     def locate(self, index: int) -> tuple[int, int, int]:
         """Return number of the source, row and epoch of an index of the `Mixture`. An IndexError if it has none."""
@@ -143,20 +153,19 @@ class Mix:
         if row >= _EPOCH_UNIT:
             epoch, rest = divmod(row - _EPOCH_UNIT, _EPOCH_UNIT)
             number, row = divmod(rest, _SOURCE_UNIT)
-        elif 0 <= row < max(sum(self.lengths), self.epoch_size):
-            row %= sum(self.lengths)
-            while row >= self.lengths[number]:
-                row -= self.lengths[number]
-                number += 1
+        elif 0 <= row < max(self._ends[-1], self.epoch_size):
+            row %= self._ends[-1]
+            number = bisect_right(self._ends, row)
+            row -= self._ends[number] - self.lengths[number]
         if number >= len(self.lengths) or not 0 <= row < self.lengths[number]:
-            raise IndexError(f"index {index} is beyond the sources' {sum(self.lengths)} rows, and no sample of a batch")
+            raise IndexError(f"index {index} is beyond the sources' {self._ends[-1]} rows, and no sample of a batch")
         return number, row, epoch
 
     # Changes ----------------------------------------------------------------------------------------------------------
 
     def shown(self, position: int) -> str:
         """Return the shares at a position over all epochs, and how often they change."""
-        weights = [weights for begin, weights in self.changes if begin <= position][-1]
+        weights = self.weights_at(position)
         shares = [f"{name} {weight / sum(weights):.3g}" for name, weight in zip(self.names, weights, strict=True)]
         return ", ".join([*shares, *[counted(len(self.changes) - 1, "change")] * (len(self.changes) > 1)])
 
@@ -171,23 +180,40 @@ class Mix:
     def excluding(self, settings: OrderSettings, position: int, rows: Iterable[int]) -> Mix:
         """Return the mix without rows from a position on, given as indices of the `Mixture`.
 
-        A ValueError if no row of a source is left.
+        A ValueError if there is no such row, or if none is left of a source.
         """
         asked: dict[int, set[int]] = {}
-        for source, row, _ in map(self.locate, rows):
+        for index in rows:
+            try:
+                source, row, _ = self.locate(index)
+            except IndexError as error:
+                raise ValueError(str(error)) from error
             asked.setdefault(source, set()).add(row)
-        excluded, counts = dict(self.excluded), self._tables.counts(position)
+        excluded, counts, here = dict(self.excluded), self._tables.counts(position), dict(self.changes)
         for source, chosen in asked.items():
-            skips, length, count = excluded.get(source, NO_SKIPS), self.lengths[source], counts[source]
-            epoch, place = self._left(settings, source, skips, np.array([count], np.uint64))
-            skips = skips.excluding(Position(int(epoch[0]), int(place[0])), np.array(sorted(chosen), np.int64))
+            skips, length, since = excluded.get(source, NO_SKIPS), self.lengths[source], Position(0, 0)
+            if counts[source]:  # behind its last sample: unlike the next one, that doesn't depend on what is left out
+                last = np.array([counts[source] - 1], np.uint64)
+                epoch, place = self._rest(settings, source, skips).at(last)
+                since = Position(int(epoch[0]), int(place[0]) + 1)
+            skips = skips.excluding(since, np.array(sorted(chosen), np.int64))
             if skips.num_excluded >= length:
                 raise ValueError(
                     f"all {length} rows of the source {self.names[source]!r} would be excluded; give it the weight 0 "
                     f"instead"
                 )
             excluded[source] = skips
-        return replace(self, excluded=tuple(sorted(excluded.items(), key=lambda one: one[0])))
+        here[position] = self.weights_at(position)  # padding repeats what came since the last change
+        return replace(self, changes=tuple(sorted(here.items())), excluded=tuple(sorted(excluded.items(), key=_first)))
+
+    def weights_at(self, position: int) -> Weights:
+        """Return the weights that hold at a position."""
+        return [weights for begin, weights in self.changes if begin <= position][-1]
+
+    def last_change(self, epoch: int) -> int:
+        """Return the position in an epoch from which on nothing changes in it."""
+        begins = [begin - epoch * self.epoch_size for begin, _ in self.changes]
+        return max((begin for begin in begins if 0 <= begin < self.epoch_size), default=0)
 
     def resumed(self, saved: Mix, position: int) -> Mix:
         """Return how a run goes on that was saved at this position. `self` is what the program says now.
@@ -210,7 +236,7 @@ class Mix:
             return saved
         new = (0.0,) * (len(self.names) - num_saved)
         past = [(begin, (*weights, *new)) for begin, weights in saved.changes if begin < position]
-        present = [weights for begin, weights in self.changes if begin <= position][-1]
+        present = self.weights_at(position)
         future = [one for one in self.changes if one[0] > position]
         return replace(self, changes=(*past, (position, present), *future), excluded=saved.excluded)
 
@@ -230,9 +256,9 @@ class Mix:
     @classmethod
     def of_state(cls, state: Any) -> Mix:
         """Return the mix of a saved state."""
-        whole = integer(0, MAX_POSITION).read
+        whole, size = integer(0, MAX_POSITION).read, integer(1, MAX_POSITION).read
         try:
-            names, lengths = zip(*((str(name), whole(length)) for name, length in state["sources"]), strict=True)
+            names, lengths = zip(*((str(name), size(length)) for name, length in state["sources"]), strict=True)
             changes = tuple((whole(begin), tuple(map(float, weights))) for begin, weights in state["weights"])
             excluded = tuple(
                 (whole(source), Skips.from_dict({EXCLUDED: value}, lengths[source]))
@@ -241,9 +267,11 @@ class Mix:
             begins = [begin for begin, _ in changes]
             if begins != sorted(begins) or begins[0]:
                 raise ValueError
+            if not all(0 < skips.num_excluded < lengths[source] for source, skips in excluded):
+                raise ValueError
             for _, weights in changes:
                 check_weights(weights, len(names))
-            return cls(names, lengths, whole(state["epoch_size"]), changes, str(state["given"]), excluded)
+            return cls(names, lengths, size(state["epoch_size"]), changes, str(state["given"]), excluded)
         except Exception as error:
             raise StateMismatch(
                 f"the state's mixture={shown(state)[:100]} isn't what a mixture saves; pass the dict that state_dict() "
@@ -251,21 +279,69 @@ class Mix:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceOrder(Order):
-    """The order in which a source is visited."""
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
 
-    number: int
 
-    def _moved(self, epoch: int, positions: NDArray[np.int64], *, inverse: bool) -> NDArray[np.int64]:
-        sources, epochs = np.full(len(positions), self.number), np.full(len(positions), epoch, np.uint64)
-        sizes, places = np.full(len(positions), self.num_samples, np.uint64), positions.astype(np.uint64)
-        return _visited(self.settings, sources, sizes, epochs, places, inverse=inverse).astype(np.int64)
+class _Rest:
+    """What is left of a source of which rows are excluded."""
+
+    def __init__(self, length: int, settings: OrderSettings, source: int, skips: Skips) -> None:
+        self._length, self._settings, self._source = length, settings, source
+        each = [(one.since, one.rows) for one in skips.exclusions]
+        sizes = [rows.size for _, rows in each]
+        self._rows = np.concatenate([rows for _, rows in each]).astype(np.uint64) if each else NO_ROWS
+        begins = np.array([[since.epoch, since.num_samples] for since, _ in each], np.int64).reshape(-1, 2)
+        self._since = np.repeat(begins, sizes, axis=0).T
+        self._known: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+        """The epoch whose gaps were computed last, and these."""
+        stretches = [(0, 0, length)]  # from which epoch on, how many came before, how many an epoch has
+        for turn in sorted({since.epoch for since, _ in each}):
+            epoch, before, size = stretches[-1]
+            before += (turn - epoch) * size
+            left = length - int((self._gaps(np.array([turn], np.uint64)) < length).sum())
+            past = sum(rows.size for since, rows in each if since.epoch <= turn)
+            stretches += [(turn, before, left), (turn + 1, before + left, length - past)]
+        self._stretches = np.array(stretches, np.uint64).T
+
+    def at(self, counts: Positions) -> tuple[Positions, Positions]:
+        """Return the source's epoch, and the place in its order, of its samples before which so many came."""
+        firsts, befores, sizes = self._stretches
+        here = np.searchsorted(befores, counts, side="right") - 1
+        epochs, places = np.divmod(counts - befores[here], sizes[here])
+        epochs += firsts[here]
+        turns, which = np.unique(epochs, return_inverse=True)
+        stride, num_rows = 2 * self._length + 1, len(self._rows)
+        kept, per_chunk = places.astype(np.int64), max(1, MAX_GAPS // max(num_rows, 1))
+        for begin in range(0, len(turns), per_chunk):
+            gaps = self._gaps(turns[begin : begin + per_chunk]) - np.arange(num_rows)
+            members = np.flatnonzero((which >= begin) & (which < begin + per_chunk))
+            lines = which[members] - begin
+            borders = (gaps + stride * np.arange(len(gaps))[:, None]).ravel()
+            found = np.searchsorted(borders, kept[members] + stride * lines, side="right") - lines * num_rows
+            places[members] += found.astype(np.uint64)
+        return epochs, places
+
+    def _gaps(self, turns: Positions) -> NDArray[np.int64]:
+        """Return the places of each epoch that are left out, sorted, `(epochs, rows)`. Others are twice the length."""
+        known = self._known
+        if len(turns) == 1 and int(turns[0]) == known[0]:
+            return known[1]
+        num_rows, num_turns = len(self._rows), len(turns)
+        sources, sizes = (np.full(num_turns * num_rows, one, np.uint64) for one in (self._source, self._length))
+        epochs, rows = np.repeat(turns, num_rows), np.tile(self._rows, num_turns)
+        places = _visited(self._settings, sources, sizes, epochs, rows, inverse=True).astype(np.int64)
+        gaps, (epoch, place) = places.reshape(num_turns, num_rows), self._since
+        later = turns.astype(np.int64)[:, None] - epoch
+        gaps = np.sort(np.where((later > 0) | ((later == 0) & (gaps >= place)), gaps, 2 * self._length), axis=1)
+        if num_turns == 1:
+            self._known = int(turns[0]), gaps
+        return gaps
 
 
 def _visited(
     settings: OrderSettings,
-    sources: NDArray[np.int64],
+    sources: Any,
     sizes: Positions,
     epochs: Positions,
     places: Positions,
@@ -287,7 +363,7 @@ def _shown_sources(mix: Mix) -> str:
 
 def check_weights(weights: Weights, num_sources: int) -> None:
     """Raise ValueError if they aren't weights of so many sources."""
-    if len(weights) != num_sources or not all(0 <= one < math.inf for one in weights) or not any(weights):
+    if len(weights) != num_sources or min(weights) < 0 or not 0 < sum(weights) < math.inf:
         raise ValueError(f"weights={list(weights)} must be {num_sources} numbers of at least 0, and not all of them 0")
 
 
@@ -354,7 +430,11 @@ class _Tables:
 
 def _plant(weights: Weights, owed: Weights, forks: list[tuple[int, int, int]], children: list[tuple[int, int]]) -> int:
     """Add the tree of a segment. Return its root. `owed`: what each source should have had more before."""
-    is_exact = all(weight == int(weight) for weight in weights) and sum(weights) <= MAX_EXACT
+    is_exact = all(weight == int(weight) for weight in weights)
+    if is_exact:
+        divisor = math.gcd(*map(int, weights))
+        weights = tuple(weight // divisor for weight in weights)
+        is_exact = sum(weights) <= MAX_EXACT
     heap = [(weight, number, debt) for number, (weight, debt) in enumerate(zip(weights, owed, strict=True)) if weight]
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -362,7 +442,7 @@ def _plant(weights: Weights, owed: Weights, forks: list[tuple[int, int, int]], c
         left, left_node, left_debt = heapq.heappop(heap)
         both, debt = left + right, left_debt + right_debt
         whole = int(both) if is_exact else 1 << _SHARE_BITS
-        share = int(left) if is_exact else round(left / both * whole)
+        share = int(left) if is_exact else min(round(left / both * whole), whole - 1)
         phase = whole // 2 + round((left_debt - left / both * debt) * whole)
         heapq.heappush(heap, (both, len(forks), debt))
         forks.append((share, min(max(phase, 0), whole - 1), whole))
@@ -526,8 +606,9 @@ def changes_of(weights: Any, names: tuple[str, ...], temperature: float, *, ramp
     """Return the changes that weights by name mean, or several of them by the sample from which on they hold."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature} must be a positive number")
-    is_schedule = bool(weights) and all(as_integer(begin) is not None for begin in weights)
-    given: Any = dict(weights) if is_schedule else {0: weights}
+    given: Any = {0: weights}
+    if isinstance(weights, Mapping) and weights and all(as_integer(begin) is not None for begin in weights):
+        given = {as_integer(begin): chosen for begin, chosen in weights.items()}
     if 0 not in given or min(given) < 0 or max(given) >= MAX_POSITION:
         raise ValueError(f"weights change at the samples {', '.join(map(str, given))}; one of them must be 0")
     changes: list[tuple[int, Weights]] = []
@@ -546,7 +627,7 @@ def weights_of(given: Any, names: tuple[str, ...], temperature: float = 1.0) -> 
         raise ValueError(f"weights must name each source once: {', '.join(map(repr, names))}; they are {has}")
     weights = tuple(float(given[name]) for name in names)
     check_weights(weights, len(names))
-    return weights if temperature == 1 else tuple(one and one ** (1 / temperature) for one in weights)
+    return weights if temperature == 1 else tuple((one / max(weights)) ** (1 / temperature) for one in weights)
 
 
 def _ramp(begin: tuple[int, Weights], end: tuple[int, Weights]) -> list[tuple[int, Weights]]:

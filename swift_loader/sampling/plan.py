@@ -118,7 +118,9 @@ class Plan:
     def gaps(self, epoch: int) -> Gaps:
         """Return the positions of an epoch that are left out."""
         skips = self.settings.skips
-        return gaps_of(skips, self.order, epoch) if skips else NO_GAPS
+        mix = self.order.settings.mix
+        is_whole = not skips and (mix is None or not mix.last_change(epoch))
+        return NO_GAPS if is_whole else gaps_of(skips, self.order, epoch)
 
     @property
     def whole(self) -> Plan:

@@ -203,7 +203,7 @@ class Checkpoint:
         if self.num_samples is not None:
             state["num_samples"] = self.num_samples
         if self.order.mix is not None:
-            state[_MIXTURE] = self.order.mix.state
+            state[_MIXTURE] = dict(self.order.mix.state)
         return state | self.skips.to_dict()
 
     @classmethod

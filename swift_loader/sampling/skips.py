@@ -238,11 +238,12 @@ def gaps_of(skips: Skips, order: Order, epoch: int) -> Gaps:
     exclusions = [one for one in skips.exclusions if one.since.epoch <= epoch]
     rows = [one.rows for one in exclusions]
     floors = [one.since.num_samples if one.since.epoch == epoch else 0 for one in exclusions]
-    found = order.positions(epoch, np.concatenate([NO_INDICES, *rows]))
+    found = order.positions(epoch, np.concatenate(rows)) if rows else NO_INDICES
     found = found[found >= np.repeat(np.array(floors, np.int64), [one.size for one in rows])]
     begins, ends = np.array(steps, np.int64).reshape(-1, 2).T
     gaps = Gaps(np.concatenate([begins, found]), np.concatenate([ends, found + 1]))
-    places = [gaps.place_of(floor) for floor in floors]
+    mix = order.settings.mix
+    places = [gaps.place_of(floor) for floor in (*floors, 0 if mix is None else mix.last_change(epoch))]
     gaps.first_repeated = max((one for one in places if one < order.num_samples - gaps.num_positions), default=0)
     return gaps
 

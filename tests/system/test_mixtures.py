@@ -237,3 +237,36 @@ def test_a_saved_state_says_what_is_mixed_and_excluded(tmp_path: Path, capsys: p
     text = capsys.readouterr().out
     assert "mixture   a 0.25, b 0.25, c 0.5, 1 change" in text
     assert re.search(r"excluded  b: 2 rows from sample \d of epoch 0 on: 3, 5", text)
+
+
+def test_steps_of_a_mixture_can_be_skipped() -> None:
+    with SwiftLoader(dataset=mixture_of(), batch_size=6, worker_per_consumer=0, seed=1) as loader:
+        whole = [batch.tolist() for batch in loader]
+        loader.set_epoch(0)
+        loader.skip([2, 5], 0)
+        assert [batch.tolist() for batch in loader] == [one for step, one in enumerate(whole) if step not in (2, 5)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_padding_has_no_rows_that_were_excluded_in_its_epoch(seed: int) -> None:
+    options: Any = {"batch_size": 4, "nb_consumer": 3, "worker_per_consumer": 0, "seed": seed}
+    with SwiftLoader(dataset=mixture_of(epoch_size=50), **options) as loader:
+        loader.start(2)
+        batches = iter(loader)
+        next(batches)
+        out = [loader.dataset.locate(index) for index in loader.batch_indices]
+        loader.exclude(loader.batch_indices)
+        rest = [(batch[:, :2].tolist(), loader.num_padding) for batch in batches]
+    assert rest[-1][1] > 0
+    gone = [["abc".index(row.source), row.row] for row in out]
+    assert not [row for batch, _ in rest for row in batch if row in gone]
+
+
+def test_what_is_excluded_before_the_start_does_not_depend_on_the_seed_that_is_drawn() -> None:
+    states = []
+    for seed in range(12):
+        with SwiftLoader(dataset=mixture_of(), worker_per_consumer=0, seed=seed) as loader:
+            loader.exclude([0])
+            loader.exclude([1])
+            states.append(loader.state_dict()["mixture"])
+    assert states == [states[0]] * 12

@@ -86,6 +86,26 @@ def test_shares_of_integer_weights_are_exact(counts: list[int]) -> None:
         assert sorted(found) == [(source, row, epoch) for source, count in enumerate(counts) for row in range(count)]
 
 
+def test_large_equal_weights_are_exact_and_a_rare_source_comes() -> None:
+    big = 3 * 10**9
+    for lengths, rare in (((big, big, big), None), ((big, 1), 1)):
+        mix = mix_of(Mixture({str(number): range(length) for number, length in enumerate(lengths)}))
+        assert mix is not None
+        counts = mix._tables.counts(10 * sum(lengths))
+        assert counts == [10 * big] * 3 if rare is None else 5 <= counts[rare] <= 20
+
+
+@pytest.mark.parametrize("num_out", [1, 2])
+def test_a_tiny_source_without_some_rows_goes_through_many_epochs_at_once(num_out: int) -> None:
+    mix = mix_of(Mixture({"tiny": range(3), "big": range(10**6)}, {"tiny": 1, "big": 1}))
+    assert mix is not None
+    mix = mix.excluding(ORDERS[0], 10, range(num_out))
+    sources, rows, _ = mix.rows(ORDERS[0], np.arange(4000, 10_000))
+    came = np.bincount(rows[sources == 0].astype(np.int64), minlength=3)
+    assert came.tolist()[num_out:] == pytest.approx([3000 / (3 - num_out)] * (3 - num_out), abs=1)
+    assert not came[:num_out].any()
+
+
 def test_10_000_samples_of_64_sources_have_their_shares_within_1_in_10_000() -> None:
     weights = np.random.default_rng(0).dirichlet(np.full(64, 0.5))
     changes = ((0, tuple(weights.tolist())),)
@@ -157,9 +177,11 @@ def test_weights_may_ramp_and_have_a_temperature() -> None:
     assert abs(int(found[:3200].sum()) - 800) <= 2
     assert abs(int(found[:6400].sum()) - 3200) <= 2
     assert found[6400:].all()
+    same = mix_of(Mixture(sources, {np.int64(0): {"a": 1, "b": 0}, np.int64(6400): {"a": 0, "b": 1}}, ramp=True))
+    assert json.dumps(same.state if same else 0) == json.dumps(ramped.state)
     flat = mix_of(Mixture({"a": range(1000), "b": range(10)}, temperature=2.0))
     assert flat is not None
-    assert flat.changes[0][1] == pytest.approx((1000**0.5, 10**0.5))
+    assert flat.changes[0][1] == pytest.approx((1, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +195,8 @@ def test_weights_may_ramp_and_have_a_temperature() -> None:
         ({"weights": {"a": 0, "b": 0}}, ValueError),
         ({"weights": {"a": 1, "b": float("nan")}}, ValueError),
         ({"weights": {5: {"a": 1, "b": 1}}}, ValueError),
+        ({"weights": [7, 3]}, ValueError),
+        ({"weights": {"a": 1e308, "b": 1e308}}, ValueError),
         ({"temperature": 0}, ValueError),
         ({"epoch_size": 0}, ValueError),
     ],
