@@ -49,11 +49,7 @@ class Epoch:
     """`Votes`, if the epoch is over as soon as it is over on one of the ranks; or what counts the loader's batches."""
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        draws: Draws,
-        resume: LoaderPosition | None,
-        workers: LoaderWorkers | None = None,
+        self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None, workers: LoaderWorkers | None = None
     ) -> None:
         """Begin an epoch, or continue one. `resume`: a position in it, or the end of the one before.
 

@@ -140,10 +140,7 @@ class Target:
     """Where batches go, and how. Moves each host batch once, and records its tensors on the device."""
 
     def __init__(
-        self,
-        device: torch.device | None,
-        custom: Callable[..., Any] | None,
-        dtype: torch.dtype | None,
+        self, device: torch.device | None, custom: Callable[..., Any] | None, dtype: torch.dtype | None
     ) -> None:
         """Move batches to a device. `custom(batch, device)` does it instead, if it is given. None: pin them only.
 

@@ -490,12 +490,7 @@ class Stage:
     """Whether work that isn't done yet goes back to the workers."""
 
     def __init__(
-        self,
-        upstream: Passes,
-        executor: Executor,
-        settings: SchedulerSettings,
-        policy: FailurePolicy,
-        concurrency: int,
+        self, upstream: Passes, executor: Executor, settings: SchedulerSettings, policy: FailurePolicy, concurrency: int
     ) -> None:
         """Start nothing. A thread of the stage uses `upstream`.
 

@@ -232,11 +232,7 @@ def _make_image_loader(given: Mapping[str, Any], options: Mapping[str, Any]) -> 
     if isinstance(dataset, IterableDataset):
         if callable(configure := getattr(dataset, "set_loader_cfg", None)):
             configure(num_workers=num_workers)  # timm's datasets estimate their length by it
-        batching: dict[str, Any] = {
-            "batch_size": given["batch_size"],
-            "drop_last": is_training,
-            "shard_stream": False,
-        }
+        batching: dict[str, Any] = {"batch_size": given["batch_size"], "drop_last": is_training, "shard_stream": False}
     else:
         num_repeats, sizes = float(given["num_aug_repeats"] or 1) if is_training else 1.0, None
         if given["input_size_choices"] is not None:

@@ -43,12 +43,7 @@ class BuildError(Exception):
 
 
 def describe_failure(
-    error: BaseException,
-    stage: FailureStage,
-    definitions: Definitions,
-    *,
-    index: int | None = None,
-    note: str = "",
+    error: BaseException, stage: FailureStage, definitions: Definitions, *, index: int | None = None, note: str = ""
 ) -> Failure:
     """Return the message about an exception. Works for every exception, also if it can't be pickled or printed.
 

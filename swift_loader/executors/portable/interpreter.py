@@ -78,12 +78,7 @@ class Interpreter:
     """A process that is, or will be, a worker. Any thread may use it."""
 
     def __init__(
-        self,
-        launch: InterpreterLaunch,
-        serial: int,
-        payload: Payload,
-        fleet: Fleet,
-        identity: Identity | None = None,
+        self, launch: InterpreterLaunch, serial: int, payload: Payload, fleet: Fleet, identity: Identity | None = None
     ) -> None:
         """Start it. A thread of this object sends `payload`, and `identity` behind it.
 
