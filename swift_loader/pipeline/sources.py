@@ -342,14 +342,11 @@ class Gathered:
             found += origin.sources_at(place[1], epoch + place[0]) if place else [(epoch, None)] * len(origin.plains)
         return found
 
-    @property
-    def _title(self) -> str:
-        shares = zip(self.names, self.changes[0][1], strict=True) if self.changes else ()
-        return ", ".join([self.join.value, *(f"{name} {weight:g}" for name, weight in shares)])
-
     def describe(self) -> list[str]:
         """Return a line for the join, then those of each pipeline."""
-        return [self._title, *(f"  {line}" for chain in self.chains for line in chain.describe())]
+        shares = zip(self.names, self.changes[0][1], strict=True) if self.changes else ()
+        title = ", ".join([self.join.value, *(f"{name} {weight:g}" for name, weight in shares)])
+        return [title, *(f"  {line}" for chain in self.chains for line in chain.describe())]
 
 
 def _repeated(passes: Passes, num_before: int, stage: str) -> Iterator[Item]:
