@@ -359,11 +359,18 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
-def be_template(channel: Channel, stack_dumper: StackDumper) -> int:
-    """Serve the trainer until it hangs up; return the exit code."""
+def be_template(
+    channel: Channel, stack_dumper: StackDumper, builder: DatasetBuilder | None = None, trainer: int = -1
+) -> int:
+    """Serve the trainer until it hangs up; return the exit code. `builder` None: the payload comes first.
+
+    `trainer`: see `ForkServer`.
+    """
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)
-        return _receive_payload(channel, stack_dumper)
+        if builder is None:
+            return _receive_payload(channel, stack_dumper)
+        return Template(channel, builder, stack_dumper, trainer).run()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the trainer is gone
 

@@ -29,7 +29,6 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.runtime import blocked
 from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.payload import Environment
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
@@ -43,7 +42,7 @@ from swift_loader.worker.process import (
     run_and_exit,
 )
 from swift_loader.worker.spec import WorkerSpec
-from swift_loader.worker.template import Template
+from swift_loader.worker.template import be_template
 
 # A child process of the trainer: what `subprocess.Popen` offers, and the same for a fork of the trainer.
 
@@ -125,15 +124,7 @@ def be_forked_template(pidfd: int, pipes: tuple[int, int, int], builder: Dataset
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     reset_signals()  # unblocks them
-    run_and_exit(partial(_serve, Channel.from_descriptor(channel), StackDumper(traces), builder, pidfd))
-
-
-def _serve(channel: Channel, stack_dumper: StackDumper, dataset_builder: DatasetBuilder, trainer: int) -> int:
-    failpoint(Failpoint.TEMPLATE_BOOT)
-    try:
-        return Template(channel, dataset_builder, stack_dumper, trainer).run()
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the trainer is gone
+    run_and_exit(partial(be_template, Channel.from_descriptor(channel), StackDumper(traces), builder, pidfd))
 
 
 def _replace_descriptors(stderr: int, foreign: set[int]) -> None:
