@@ -11,7 +11,7 @@ from enum import Enum
 from types import GeneratorType
 from typing import Any
 
-from swift_loader.errors import StateMismatch
+from swift_loader.errors import LoaderClosed, StateMismatch
 from swift_loader.pipeline.failures import explained
 from swift_loader.pipeline.functions import name_of
 from swift_loader.pipeline.nodes import Node
@@ -127,6 +127,10 @@ class SourceReader:
         relay = _Draws(loop, noting)
         relay.source = aiter(self._source)
         drawing = asyncio.run_coroutine_threadsafe(relay.pour_async(), loop)
+        closed = LoaderClosed("the pipeline was closed while its source began an epoch")
+        drawing.add_done_callback(lambda _: relay.end(closed))  # a task that is cancelled before it begins ends nothing
+        if self._stats.tally.ended_s:  # the loop may have stopped before
+            relay.end(closed)
         try:
             yield from relay
         finally:

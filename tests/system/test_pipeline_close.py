@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import threading
 import time
@@ -123,6 +124,13 @@ def test_what_is_pulled_first_after_the_pipeline_was_closed_leaves_no_thread(
 
     close_once(pipeline, hangs)
     closing.join()
+
+
+def test_a_source_on_the_event_loop_may_begin_an_epoch_while_the_pipeline_closes() -> None:
+    for _ in range(100):
+        with Pipeline(AsyncNumbers(2), continuous=True).map(plus_one) as pipeline:
+            assert [*itertools.islice(pipeline, 2)] == [1, 2]
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "fill-plus_one" in thread.name], "all end")
 
 
 def test_a_user_of_an_event_loop_may_repeat_what_was_interrupted() -> None:
