@@ -287,8 +287,8 @@ class Pipeline(Closing, Generic[_Item_co]):
             output_order: `"input"` takes one item of each in turn. `"completion"` takes items as they come.
         """
         in_turn = check_choice("output_order", output_order, OutputOrder) is OutputOrder.INPUT
-        pipelines = dict(enumerate((self, *others)))
-        return self._joined(pipelines, Join.IN_TURN if in_turn else Join.AS_READY)
+        join = Join.IN_TURN if in_turn else Join.AS_READY
+        return self._joined(dict(enumerate((self, *others))), join, (), OnEnd.CONTINUE, None)
 
     @classmethod
     def mix(
@@ -336,12 +336,7 @@ class Pipeline(Closing, Generic[_Item_co]):
 
     @classmethod
     def _joined(
-        cls,
-        pipelines: Mapping[Any, Pipeline[Any]],
-        join: Join,
-        changes: Changes = (),
-        on_end: OnEnd = OnEnd.CONTINUE,
-        seed: int | None = None,
+        cls, pipelines: Mapping[Any, Pipeline[Any]], join: Join, changes: Changes, on_end: OnEnd, seed: int | None
     ) -> Pipeline[Any]:
         for pipeline in pipelines.values():
             if not isinstance(pipeline, Pipeline):
