@@ -458,15 +458,10 @@ class Feed(Relay[Any], WorkSource):
 
 def _step_of(after: Place) -> int:
     """Return a number of 31 bits for the item with this place, by which its draws are keyed."""
-    if len(after) == 1 and isinstance(after[0], int) and after[0] <= _MAX_STEP:
-        return after[0] - 1
-    return derive_key(*_flat(after)) & _MAX_STEP
-
-
-def _flat(place: Any) -> list[int]:
-    if isinstance(place, int):
-        return [place]
-    return [len(place), *(number for part in place if not isinstance(part, float) for number in _flat(part))]
+    first = after[0] if isinstance(after[0], int) else after[0][0]  # of what is joined, this number says which item
+    if len(after) == 1 and first <= _MAX_STEP:
+        return int(first) - 1
+    return derive_key(len(after), first, *after[1:]) & _MAX_STEP
 
 
 @dataclass(slots=True)
