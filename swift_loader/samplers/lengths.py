@@ -145,7 +145,7 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         if self._shuffle:
             turn = self._turn(epoch, len(stops) - self._num_unmoved, _BATCH_ORDER)
             starts[: len(turn)], stops[: len(turn)] = starts[turn], stops[turn]
-        if self._balance > 1:  # blocks of neighbours in cost, in permuted order. The rest, which cost least, comes last
+        if len(stops) >= self._balance > 1:  # blocks of neighbours in cost, in permuted order; then what is left
             costs = self._costs[order]
             costs = costs[starts] * (stops - starts) if self._padded else _sums(costs, starts, stops)
             blocks = np.argsort(-costs, kind="stable")
@@ -295,7 +295,9 @@ class TokenBudgetBatchSampler(_GroupedSampler):
                 has at least 100 batches.
             balance: So many batches of nearly equal cost stay together, in permuted order. A number of ranks that
                 divides it has equal steps, if it begins at the start of an epoch. Otherwise, one step in `balance`
-                batches may be mixed. The order doesn't depend on the number of ranks. More means less mixing.
+                batches may be mixed. The batches that fill no block, which cost least, end each epoch. With fewer
+                batches than `balance`, the order is the shuffled one. It doesn't depend on the number of ranks. More
+                means less mixing.
             pad_to_multiple_of: Lengths are rounded up to a multiple of this. An empty sample counts as one token.
             oversized: What happens to a sample that is longer than `max_tokens`. `"raise"` is a `ValueError`, `"drop"`
                 leaves it out, `"alone"` makes it a batch of its own.

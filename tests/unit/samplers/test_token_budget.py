@@ -95,6 +95,8 @@ def test_batches_of_a_step_cost_the_same_for_each_number_of_ranks_that_divides_b
     for world_size in (2, 3, 8):
         assert idle(world_size, 24) < 0.01
     assert idle(5, 24) < idle(5, 1) / 2
+    few = lengths[:200]
+    assert list(sampler_of(few, 4096, padded=padded, balance=999)) == list(sampler_of(few, 4096, padded=padded))
 
 
 @given(
