@@ -103,7 +103,7 @@ class PackCollate:
     - `position_ids`: `(tokens,) int64`, from 0 in each document;
     - `cu_seqlens`: `(documents + 1,) int32`, where documents begin, from 0, and the end of the last one;
     - `max_seqlen`: the length of the longest document, an int;
-    - each other field, as a list of what the samples have.
+    - each other field, as a list of what the samples have: one for each document, None for the padding.
 
     Arrays stay arrays, and tensors stay tensors; then what is added are tensors, too. FlashAttention takes it as it is:
     `flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, causal=True)`. Samples that are
@@ -130,9 +130,11 @@ class PackCollate:
     are. `max_seqlen` varies all the same: where it must not, pass `pad_to` to the model."""
     mask_first: bool = False
     """Whether the label of each document's first token is `ignore_index`, because a model that shifts the labels would
-    predict it from the document before. If samples have no labels, they are a copy of the first field."""
+    predict it from the document before."""
     labels: str = "labels"
-    """Name of the field with labels. In the padding, they are `ignore_index`. Integers become int64."""
+    """Name of the field with labels. In the padding, they are `ignore_index`. Integers become int64. If samples have
+    none, they are a copy of `input_ids`, or of the first field if there is none of that name: with `mask_first`, and
+    with `pad_to` if the field has integers."""
     ignore_index: int = -100
     """Label that the loss leaves out. The default is torch's."""
 
@@ -161,11 +163,19 @@ class PackCollate:
         ends = np.full(1 + max(len(lengths), self.max_documents or 0), size)
         ends[: 1 + len(lengths)] = np.cumsum([0, *lengths])
         starts, counts = ends[:-1], np.diff(ends)
-        if self.mask_first and self.labels not in samples[0]:
-            samples, names = [{**sample, self.labels: sample[names[0]]} for sample in samples], [*names, self.labels]
+        tokens = _TOKENS if _TOKENS in names else names[0]
+        if self.labels not in samples[0]:
+            if self.mask_first or (self.pad_to is not None and _array(samples[0], tokens, 0).dtype.kind in "iu"):
+                samples, names = [{**sample, self.labels: sample[tokens]} for sample in samples], [*names, self.labels]
+        elif self.mask_first and self.labels not in names:
+            raise ValueError(
+                f"mask_first=True can't mask {self.labels!r}, which isn't joined; it must be an array or a tensor, and "
+                f"be in fields=[...] if these are given"
+            )
         batch: dict[str, Any] = dict.fromkeys(samples[0])
         for name in names:
-            parts, is_label = [np.asarray(sample[name]) for sample in samples], name == self.labels
+            parts = [_array(sample, name, number) for number, sample in enumerate(samples)]
+            is_label = name == self.labels
             dtype = np.result_type(*{part.dtype for part in parts})
             dtype = np.dtype(np.int64) if is_label and dtype.kind in "iu" else dtype
             batch[name], joined = _empty((size, *parts[0].shape[1:]), dtype, samples[0][name], memory)
@@ -175,6 +185,7 @@ class PackCollate:
                 joined[starts[counts > 0]] = self.ignore_index
         for key in batch.keys() - {*names, *_MADE}:
             batch[key] = [one for each in samples for one in (each[key] if "cu_seqlens" in each else [each[key]])]
+            batch[key] += [None] * (len(counts) - len(batch[key]))
         positions = np.arange(size) - np.repeat(starts, counts)
         for name, numbers in (("position_ids", positions), ("cu_seqlens", ends.astype(np.int32))):
             batch[name], placed = _empty(numbers.shape, numbers.dtype, batch[names[0]], memory)
@@ -200,7 +211,14 @@ def _lengths(sample: Mapping[str, Any], names: Sequence[str], number: int) -> li
             f"sample {number} can't be packed: the lengths of its fields are {found}, None is no array or tensor; "
             f"they must be equal. Or name the fields to join in fields=[...]"
         )
-    return [length] if "cu_seqlens" not in sample else [int(one) for one in np.diff(sample["cu_seqlens"]) if one]
+    return [length] if "cu_seqlens" not in sample else np.diff(sample["cu_seqlens"]).tolist()
+
+
+def _array(sample: Mapping[str, Any], name: str, number: int) -> NDArray[Any]:
+    try:
+        return np.asarray(sample[name])
+    except (TypeError, RuntimeError) as error:  # such as of bfloat16, or on a GPU
+        raise TypeError(f"{name!r} of sample {number} can't become a NumPy array: {error}") from error
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: Any, memory: BatchMemory | None) -> tuple[Any, Any]:
@@ -250,8 +268,8 @@ class PackedDataset:
             shuffle: Whether the documents are in shuffled order.
             seed: Seed of that order. Give the same one on all ranks, and when a run resumes.
             drop_last: Whether to leave out the tokens of the last window, fewer than `max_tokens`. Otherwise it is
-                padded, as `PackCollate` pads.
-            collate: Makes a window of documents. Its `pad_to` is replaced by `max_tokens`. None: `PackCollate()`.
+                padded, as `PackCollate(pad_to=max_tokens)` pads.
+            collate: Makes a window of documents. Its `pad_to` isn't used. None: `PackCollate()`.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -264,7 +282,7 @@ class PackedDataset:
         self.max_tokens, self.drop_last = check_integer("max_tokens", max_tokens, 1), check_flag("drop_last", drop_last)
         order = OrderSettings(check_integer("seed", seed, 0), check_flag("shuffle", shuffle), window=0, run_length=1)
         self._order = Order(len(counts), order)
-        self._collate = replace(collate or PackCollate(), pad_to=self.max_tokens)
+        self._collate = replace(collate or PackCollate(), pad_to=None if self.drop_last else self.max_tokens)
         row = counts[self._order.indices(0, np.arange(len(counts), dtype=np.int64))]
         self._bounds: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(row)])
         """`(n + 1,)` where each document of the row begins, and its end."""

@@ -77,6 +77,17 @@ def test_labels_are_made_of_tokens(dtype: str) -> None:
         assert str(batch["input_ids"].dtype).endswith(dtype)
 
 
+def test_labels_are_made_of_the_tokens_wherever_they_may_be_padded() -> None:
+    sample = {"attention_mask": np.ones(2, int), "input_ids": np.array([7, 8])}
+    assert PackCollate(mask_first=True)([sample])["labels"].tolist() == [-100, 8]
+    assert PackCollate(pad_to=3)([sample])["labels"].tolist() == [7, 8, -100]
+    assert "labels" not in PackCollate()([sample]).keys() | PackCollate(pad_to=3)([np.ones(2)]).keys()
+    windows = PackedDataset([sample, sample], [2, 2], 3, drop_last=False)
+    batch = PackCollate(mask_first=True)([windows[0], windows[1]])
+    assert batch["labels"].tolist() == [-100, 8, -100, -100, -100, -100]
+    assert "labels" not in PackedDataset([sample, sample], [2, 2], 3)[0]
+
+
 @pytest.mark.parametrize(
     ("samples", "options", "words"),
     [
@@ -86,6 +97,8 @@ def test_labels_are_made_of_tokens(dtype: str) -> None:
         ([{"a": np.ones(2), "b": 1}], {"fields": ["a", "b"]}, "'b': None"),
         ([{"a": np.ones(2), "b": 1}, {"a": np.ones(2)}], {}, "another one has"),
         ([np.ones(2)], {"pad_to": 0}, "pad_to=0"),
+        ([{"input_ids": np.ones(2), "labels": [1, 2]}], {"mask_first": True}, "can't mask 'labels'"),
+        ([{"a": np.ones(2), "labels": np.ones(2)}], {"mask_first": True, "fields": ["a"]}, "can't mask 'labels'"),
     ],
 )
 def test_samples_that_do_not_fit_are_named(samples: list[Any], options: dict[str, Any], words: str) -> None:
@@ -93,6 +106,8 @@ def test_samples_that_do_not_fit_are_named(samples: list[Any], options: dict[str
         PackCollate(**options)(samples)
     with pytest.raises(TypeError, match="a list of names"):
         PackCollate(fields="tokens")
+    with pytest.raises(TypeError, match=r"'a' of sample 1 can't become .* BFloat16"):
+        PackCollate()([{"a": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.bfloat16)}])
 
 
 def test_attention_and_loss_of_a_packed_batch_are_those_of_its_documents() -> None:
@@ -157,8 +172,12 @@ def test_a_seed_gives_another_order_and_documents_keep_their_fields() -> None:
     first, second = (PackedDataset(named, lengths, 30, seed=seed)[0] for seed in (1, 2))
     assert first["name"] != second["name"]
     assert [str(piece[0] // 100) for piece in split(first)] == first["name"]
-    halves = PackedDataset(named, lengths, 15, seed=1)
-    assert PackCollate()([halves[0], halves[1]])["name"] == halves[0]["name"] + halves[1]["name"]
+    halves = PackedDataset(named, lengths, 20, seed=1, drop_last=False)
+    empty = PackCollate(mask_first=True)([{**documents([0])[0], "name": "empty"}])
+    names = halves[0]["name"] + ["empty"] + halves[1]["name"]
+    both = PackCollate(max_documents=12)([halves[0], empty, halves[1]])
+    assert both["name"] == names + [None] * (12 - len(names))
+    assert split(both)[: len(names)] == [*split(halves[0]), [], *split(halves[1])]
 
 
 def test_lengths_that_are_not_those_of_the_documents_are_named() -> None:
