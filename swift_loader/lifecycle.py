@@ -425,7 +425,7 @@ class Lifecycle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""
-        if self.run.is_partly_delivered:
+        if not self.options.delivery.in_order and self.run.is_partly_delivered:
             self._check_in_order("state_dict() doesn't work in the middle of an epoch")
         return self.run.state_dict()
 

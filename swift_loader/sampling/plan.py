@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.sampling.shuffle import Order, OrderSettings
-from swift_loader.sampling.skips import NO_GAPS, NO_SKIPS, Gaps, Position, SkippedRange, Skips, gaps_of
+from swift_loader.sampling.skips import NO_GAPS, NO_SKIPS, Gaps, Position, SkippedRange, Skips
 
 NO_SHIFT = Position(0, 0)
 
@@ -119,8 +119,8 @@ class Plan:
         """Return the positions of an epoch that are left out."""
         skips = self.settings.skips
         mix = self.order.settings.mix
-        is_whole = not skips and (mix is None or not mix.last_change(epoch))
-        return NO_GAPS if is_whole else gaps_of(skips, self.order, epoch)
+        is_whole = not skips.ranges and not skips.exclusions and (mix is None or not mix.last_change(epoch))
+        return NO_GAPS if is_whole else skips.gaps(self.order, epoch)
 
     @property
     def whole(self) -> Plan:
@@ -244,9 +244,7 @@ class Plan:
 
     def _num_left(self, epoch: int) -> int:
         """Return how many samples of an epoch aren't left out."""
-        skips = self.settings.skips
-        is_later = epoch > skips.last_epoch  # then there is no need to know where they are
-        return self.order.num_samples - (skips.num_excluded if is_later else self.gaps(epoch).num_positions)
+        return self.order.num_samples - self.gaps(epoch).num_positions
 
     def _num_full_steps(self, epoch: int) -> int:
         return (self._num_left(epoch) - self._offset(epoch)) // self.settings.samples_per_step

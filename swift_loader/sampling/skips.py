@@ -13,8 +13,7 @@ Both are in the state and go to the workers. The positions of excluded rows are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,25 +54,22 @@ class Exclusion:
     """Rows that no batch has from a position on: in what is left of its epoch, and in all later epochs."""
 
     since: Position
-    packed: bytes
-    """`(n, 2) int64`: ranges `[begin, end)` of dataset indices, in order. Bytes can be compared, hashed and sent."""
+    text: str
+    """Ranges `begin:end` of dataset indices, in order, joined by commas. A state may be copied after each batch, and a
+    string costs nothing then."""
     num_rows: int
 
     @classmethod
     def of(cls, since: Position, begins: Indices, ends: Indices) -> Exclusion:
         """Return the exclusion of ranges in any order, which may overlap."""
-        ranges = np.stack(_merged(begins, ends), axis=1)
-        return cls(since, ranges.tobytes(), int(np.diff(ranges).sum()))
-
-    @property
-    def ranges(self) -> Indices:
-        """The ranges, `(n, 2)`."""
-        return np.frombuffer(self.packed, np.int64).reshape(-1, 2)
+        begins, ends = _merged(begins, ends)
+        text = ",".join(map("{}:{}".format, begins.tolist(), ends.tolist()))
+        return cls(since, text, int((ends - begins).sum()))
 
     @property
     def rows(self) -> Indices:
         """The dataset indices, `(n,)`, sorted."""
-        begins, ends = self.ranges.T
+        begins, ends = np.fromstring(self.text.replace(":", ","), np.int64, sep=",").reshape(-1, 2).T
         lengths = ends - begins
         return np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
 
@@ -119,9 +115,11 @@ class Skips:
     """The skipped steps, in order. No two of them overlap or touch, so equal skips are equal values."""
     exclusions: tuple[Exclusion, ...] = ()
     """In order. Each has other rows, and at least one."""
+    _gaps: dict[tuple[Any, int], Gaps] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Some of them, by order and epoch."""
 
-    def __bool__(self) -> bool:
-        return bool(self.ranges or self.exclusions)
+    def __reduce__(self) -> Any:
+        return type(self), (self.ranges, self.exclusions)
 
     @property
     def last_epoch(self) -> int:
@@ -133,6 +131,26 @@ class Skips:
     def num_excluded(self) -> int:
         """How many rows all epochs after the last one leave out."""
         return sum(one.num_rows for one in self.exclusions)
+
+    def gaps(self, order: Order, epoch: int) -> Gaps:
+        """Return the positions of an epoch that are left out. Those of the last epochs are remembered."""
+        if (known := self._gaps.get((order, epoch))) is not None:
+            return known
+        steps = [(one.begin, one.end) for one in self.ranges if one.epoch == epoch]
+        exclusions = [one for one in self.exclusions if one.since.epoch <= epoch]
+        rows = [one.rows for one in exclusions]
+        floors = [one.since.num_samples if one.since.epoch == epoch else 0 for one in exclusions]
+        found = order.positions(epoch, np.concatenate(rows)) if rows else NO_INDICES
+        found = found[found >= np.repeat(np.array(floors, np.int64), [one.size for one in rows])]
+        begins, ends = np.array(steps, np.int64).reshape(-1, 2).T
+        gaps = Gaps(np.concatenate([begins, found]), np.concatenate([ends, found + 1]))
+        mix = order.settings.mix
+        places = [gaps.place_of(floor) for floor in (*floors, 0 if mix is None else mix.last_change(epoch))]
+        gaps.first_repeated = max((one for one in places if one < order.num_samples - gaps.num_positions), default=0)
+        if len(self._gaps) > len(self.exclusions) + 1:
+            self._gaps.clear()
+        self._gaps[order, epoch] = gaps
+        return gaps
 
     def added(self, more: Iterable[SkippedRange]) -> Skips:
         """Return these skips and more, which may overlap."""
@@ -169,11 +187,11 @@ class Skips:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a state, as plain JSON types: those that aren't empty.
 
-        `skipped` has `[epoch, begin, end]` of each range, `excluded` has `[epoch, position, ranges of rows]`.
+        `skipped` has `[epoch, begin, end]` of each range, `excluded` has `[epoch, position, rows]`, see `Exclusion`.
         """
         fields = {
             SKIPPED: [[one.epoch, one.begin, one.end] for one in self.ranges],
-            EXCLUDED: [[one.since.epoch, one.since.num_samples, _listed(one)] for one in self.exclusions],
+            EXCLUDED: [[one.since.epoch, one.since.num_samples, one.text] for one in self.exclusions],
         }
         return {name: value for name, value in fields.items() if value}
 
@@ -186,7 +204,7 @@ class Skips:
         fields = checked_fields(state, {name: form for name, form in _FORMS.items() if name in state})
         steps, excluded = fields.get(SKIPPED, NO_INDICES.reshape(0, 3)).tolist(), fields.get(EXCLUDED, [])
         ends = [row[-1] for row in steps]
-        ends += [end for one in excluded for end in (one.since.num_samples, *one.ranges[-1:, 1].tolist())]
+        ends += [end for one in excluded for end in (one.since.num_samples, int(one.rows[-1]) + 1)]
         if ends and (num_samples is None or max(ends) > num_samples):
             raise StateMismatch(
                 f"the state leaves out samples up to {max(ends)}, which is beyond its num_samples={num_samples}; pass "
@@ -198,18 +216,12 @@ class Skips:
         return skips
 
 
-@lru_cache(maxsize=16)  # a state may be asked for after each step, and 100,000 rows take 10 ms
-def _listed(exclusion: Exclusion) -> list[list[int]]:
-    listed: list[list[int]] = exclusion.ranges.tolist()
-    return listed
-
-
 NO_SKIPS = Skips()
 SKIPPED, EXCLUDED = "skipped", "excluded"
 """The fields of a state. A run that leaves out nothing doesn't have them."""
 
 
-def _table(value: Any, num_columns: int) -> Indices:
+def _read_ranges(value: Any, num_columns: int = 3) -> Indices:
     """Return rows that end with `begin, end`, `(n, num_columns)`."""
     given = np.asarray(value)
     table: Indices = given.astype(np.int64)
@@ -220,32 +232,15 @@ def _table(value: Any, num_columns: int) -> Indices:
 
 
 def _read_exclusion(value: Any) -> Exclusion:
-    (epoch, position), ranges = _AT.read(value[:2]), value[2]
-    return Exclusion.of(Position(epoch, position), *_table(ranges, 2).T)
+    (epoch, position), rows = _AT.read(value[:2]), np.array(value[2].replace(":", ",").split(","), np.int64)
+    return Exclusion.of(Position(epoch, position), *_read_ranges(rows.reshape(-1, 2), 2).T)
 
 
 _AT = several(integer(0, 2**62))
 _FORMS = {
-    SKIPPED: Form("a list of ranges [epoch, begin, end] with begin < end", lambda value: _table(value, 3)),
-    EXCLUDED: several(Form("[epoch, position, ranges [begin, end] of rows]", _read_exclusion)),
+    SKIPPED: Form("a list of ranges [epoch, begin, end] with begin < end", _read_ranges),
+    EXCLUDED: several(Form("[epoch, position, 'begin:end,begin:end']", _read_exclusion)),
 }
-
-
-@lru_cache(maxsize=8)
-def gaps_of(skips: Skips, order: Order, epoch: int) -> Gaps:
-    """Return the positions of an epoch that are left out. The last ones are remembered."""
-    steps = [(one.begin, one.end) for one in skips.ranges if one.epoch == epoch]
-    exclusions = [one for one in skips.exclusions if one.since.epoch <= epoch]
-    rows = [one.rows for one in exclusions]
-    floors = [one.since.num_samples if one.since.epoch == epoch else 0 for one in exclusions]
-    found = order.positions(epoch, np.concatenate(rows)) if rows else NO_INDICES
-    found = found[found >= np.repeat(np.array(floors, np.int64), [one.size for one in rows])]
-    begins, ends = np.array(steps, np.int64).reshape(-1, 2).T
-    gaps = Gaps(np.concatenate([begins, found]), np.concatenate([ends, found + 1]))
-    mix = order.settings.mix
-    places = [gaps.place_of(floor) for floor in (*floors, 0 if mix is None else mix.last_change(epoch))]
-    gaps.first_repeated = max((one for one in places if one < order.num_samples - gaps.num_positions), default=0)
-    return gaps
 
 
 def rows_of(asked: Any, num_samples: int) -> Indices:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from swift_loader import DataLoader, LoaderClosed, ShuffleBatchSampler, ShuffleSampler, SwiftLoader
+from swift_loader import DataLoader, LoaderClosed, Mixture, ShuffleBatchSampler, ShuffleSampler, SwiftLoader
 from swift_loader.replay import rebuild
 from tests.support.datasets import Augmenting, Counting
 from tests.support.helpers import ids_of, make_loader, worker_processes
@@ -89,6 +89,16 @@ def test_an_exclusion_holds_for_the_next_pass_wherever_it_begins(epochs: list[li
         state = loader.state_dict()
         loader.exclude([5, 7, 8])
         assert loader.state_dict() == state, "nothing is new"
+
+
+def test_steps_of_a_mixture_can_be_skipped() -> None:
+    mixture = Mixture({"a": Counting(30), "b": Counting(20)})
+    orders = []
+    for steps in ([], [1]):
+        with SwiftLoader(dataset=mixture, batch_size=8, worker_per_consumer=2, seed=1) as loader:
+            loader.skip(steps)
+            orders.append([loader.batch_indices.tolist() for _ in loader])
+    assert orders[1] == [orders[0][0], *orders[0][2:]]
 
 
 def test_steps_are_skipped_among_what_is_left(epochs: list[list[int]]) -> None:

@@ -139,8 +139,8 @@ def test_a_change_leaves_the_past_and_a_saved_mix_is_the_same(mix: Mix, at: int,
         {"weights": [[0, [1.0]]]},
         {"weights": [[0, [0.0, -1.0]]]},
         {"epoch_size": "many"},
-        {"excluded": [[5, [[0, 0, [[0, 1]]]]]]},
-        {"excluded": [[0, [[0, 0, [[0, 100]]]]]]},
+        {"excluded": [[5, [[0, 0, "0:1"]]]]},
+        {"excluded": [[0, [[0, 0, "0:100"]]]]},
     ],
 )
 def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.plan import Plan, PlanReader, Uneven
 from swift_loader.sampling.shuffle import Order
-from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips, gaps_of
+from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips
 from tests.unit.sampling.test_plan import SETTINGS, plans_of_all_ranks, settings_of, whole_order
 
 ranges = st.builds(
@@ -38,7 +38,7 @@ def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange],
     for epoch in range(3):
         wanted = {p for one in first + more if one.epoch == epoch for p in range(one.begin, one.end)}
         assert positions(skips, epoch) == wanted
-        assert gaps_of(skips, ORDER, epoch).num_positions == len(wanted)
+        assert skips.gaps(ORDER, epoch).num_positions == len(wanted)
     ends = [(one.epoch, one.end) for one in skips.ranges]
     assert all((one.epoch, one.begin) not in ends for one in skips.ranges), "ranges that touch are one"
 
@@ -47,7 +47,7 @@ def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange],
 def test_places_count_what_is_not_skipped(skips: Skips, epoch: int) -> None:
     left = [position for position in range(100) if position not in positions(skips, epoch)]
     places = np.arange(len(left))
-    gaps = gaps_of(skips, ORDER, epoch)
+    gaps = skips.gaps(ORDER, epoch)
     assert gaps.positions_of(places).tolist() == left
     assert [gaps.position_of(place) for place in places.tolist()] == left
     for position in range(100):
