@@ -18,7 +18,7 @@ import hashlib
 import heapq
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -208,12 +208,16 @@ class Mix:
 
     def weights_at(self, position: int) -> Weights:
         """Return the weights that hold at a position."""
-        return [weights for begin, weights in self.changes if begin <= position][-1]
+        return self.changes[bisect_right(self._begins, position) - 1][1]
 
     def last_change(self, epoch: int) -> int:
         """Return the position in an epoch from which on nothing changes in it."""
-        begins = [begin - epoch * self.epoch_size for begin, _ in self.changes]
-        return max((begin for begin in begins if 0 <= begin < self.epoch_size), default=0)
+        begin, end = epoch * self.epoch_size, (epoch + 1) * self.epoch_size
+        return max(0, self._begins[bisect_left(self._begins, end) - 1] - begin)
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        return [begin for begin, _ in self.changes]
 
     def resumed(self, saved: Mix, position: int) -> Mix:
         """Return how a run goes on that was saved at this position. `self` is what the program says now.
