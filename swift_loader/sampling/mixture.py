@@ -204,7 +204,7 @@ class Mix:
                 )
             excluded[source] = skips
         here[position] = self.weights_at(position)  # padding repeats what came since the last change
-        return replace(self, changes=tuple(sorted(here.items())), excluded=tuple(sorted(excluded.items(), key=_first)))
+        return replace(self, changes=tuple(sorted(here.items())), excluded=tuple(sorted(excluded.items())))
 
     def weights_at(self, position: int) -> Weights:
         """Return the weights that hold at a position."""
@@ -283,10 +283,6 @@ class Mix:
             ) from error
 
 
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
-
-
 class _Rest:
     """What is left of a source of which rows are excluded."""
 
@@ -345,7 +341,7 @@ class _Rest:
 
 def _visited(
     settings: OrderSettings,
-    sources: Any,
+    sources: NDArray[Any],
     sizes: Positions,
     epochs: Positions,
     places: Positions,

@@ -89,6 +89,8 @@ class Gaps:
 
     def place_of(self, position: int) -> int:
         """Return how many positions before this one aren't left out."""
+        if not self.num_positions:
+            return position
         index = int(np.searchsorted(self._begins, position))
         beyond = max(0, int(self._ends[index - 1]) - position) if index else 0
         return position - int(self._num_before[index]) + beyond
