@@ -5,8 +5,8 @@
 Three tables. The first has the real time in the scheduler per batch: for the worker's answer, and for the loop that
 takes the batch. The workers live in virtual time, and their build times vary; the numbers of workers take turns. The
 second has the rate in order as a share of that in completion order, if one sample in twenty takes 50 times as long as
-the others, with two and three batches in flight per worker, and with two that are built in parts. The third has the
-time for the indices of a batch and for a resume, the memory of the plan, and the size of the saved state.
+the others, with two and three batches in flight per worker. The third has the time for the indices of a batch and for
+a resume, the memory of the plan, and the size of the saved state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.sampling.skips import Position
 from swift_loader.scheduler.messages import Action, Answered, Event, Ready, Send
-from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
@@ -117,16 +116,14 @@ class TimedScheduler:
 
 
 _HEAVY_SIZE, _SLOW_SHARE, _SLOW_FACTOR, _SAMPLE_S = 32, 0.05, 50, 0.002
-_HEAVY = (("2 per worker", 2, False), ("2, in parts", 2, True), ("3 per worker", 3, False))
 
 
 class HeavyTailed:
-    """The same, with batches of samples of which some take far longer. A batch may be built in parts."""
+    """The same, with batches of samples of which some take far longer."""
 
-    def __init__(self, num_workers: int, per_worker: int, *, in_order: bool, in_parts: bool) -> None:
+    def __init__(self, num_workers: int, per_worker: int, *, in_order: bool) -> None:
         limits = Limits.of(max(10, per_worker * num_workers), None, 64, num_workers, in_order=in_order)
-        splits = Splits() if in_parts else None
-        self._scheduler = Scheduler(SchedulerSettings(limits, 100, num_workers=num_workers, splits=splits))
+        self._scheduler = Scheduler(SchedulerSettings(limits, 100, num_workers=num_workers))
         settings = replace(PlanSettings.of_seed(0), batch_size=_HEAVY_SIZE)
         plan = Plan.of(_NUM_STEPS * _HEAVY_SIZE, settings)
         self._scheduler.begin(PlannedSource(plan, 0, 0), keeps_meaning=True)
@@ -164,18 +161,17 @@ class HeavyTailed:
     def _build(self, worker: int) -> None:
         work = self._tasks[worker][0].work
         rng = random.Random(work.step)
-        samples = [_SAMPLE_S * (_SLOW_FACTOR if rng.random() < _SLOW_SHARE else 1) for _ in range(_HEAVY_SIZE)]
-        build_s = sum(samples if work.part is None else samples[work.part.begin : work.part.end])
+        build_s = sum(_SAMPLE_S * (_SLOW_FACTOR if rng.random() < _SLOW_SHARE else 1) for _ in range(_HEAVY_SIZE))
         heappush(self._ends, (self._now_s + build_s, worker, build_s))
 
 
 def measure_order(numbers: Sequence[int]) -> list[Result]:
     results = []
     for number in numbers:
-        best = HeavyTailed(number, 2, in_order=False, in_parts=False).rate(200 * number)
-        for name, per_worker, in_parts in _HEAVY:
-            rate = HeavyTailed(number, per_worker, in_order=True, in_parts=in_parts).rate(200 * number)
-            results.append(Result(f"{number} workers", name, "share", [rate / best]))
+        best = HeavyTailed(number, 2, in_order=False).rate(200 * number)
+        for per_worker in (2, 3):
+            rate = HeavyTailed(number, per_worker, in_order=True).rate(200 * number)
+            results.append(Result(f"{number} workers", f"{per_worker} per worker", "share", [rate / best]))
     return results
 
 

@@ -10,7 +10,6 @@ import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -140,11 +139,10 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *
 """The same with subclasses."""
 
 
-def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: int | None = None) -> Iterator[Any]:
+def search(whole: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
     """Yield the wanted objects that `whole` holds: as items or attributes, at any depth, each once.
 
-    `is_wanted` isn't asked about numbers, text, arrays and code. What is wanted isn't searched further. With
-    `max_items`, only so many items of ordinary collections are, and none of others, which may run code of the user's.
+    `is_wanted` isn't asked about numbers, text, arrays and code. What is wanted isn't searched further.
     """
     seen: dict[int, Any] = {}  # keep the objects alive, else another one may get the same id
     to_see = [whole]
@@ -156,14 +154,12 @@ def search(whole: Any, is_wanted: Callable[[Any], bool], max_items: int | None =
         if is_wanted(thing):
             yield thing
         else:
-            to_see += reversed(_held(thing, max_items))
+            to_see += reversed(_held(thing))
 
 
-def _held(thing: Any, max_items: int | None) -> list[Any]:
+def _held(thing: Any) -> list[Any]:
     """Return the items and attributes of an object that may hold something."""
     items = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, _COLLECTIONS) else ()
-    if max_items is not None:
-        items = list(islice(items, max_items)) if type(thing) in {*_PLAIN, *_COLLECTIONS} else ()
     if type(thing) in _PLAIN:
         return [] if _EMPTY.issuperset(map(type, items)) else [part for part in items if type(part) not in _EMPTY]
     held = [*items, *getattr(thing, "__dict__", {}).values()]

@@ -29,7 +29,6 @@ from swift_loader.report.report import DATALOADER, Report, facts_of, html_table,
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
 from swift_loader.sampling.mixture import Mixture
-from swift_loader.scheduler.parts import Splits
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard
 
@@ -212,8 +211,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With `persistent_workers`, those of all epochs."""
         self._pool = SegmentPool()
         """Memory of the workers of the last epoch, for those of the next one."""
-        self._splits: Splits | None = None
-        """Whether several workers may build a batch together. None: not known yet."""
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
         self._latest: Epoch | None = None

@@ -124,11 +124,11 @@ def _check_threads(loader: DataLoader[Any]) -> None:
 # The number of workers may change if no batch shows which worker has built it -----------------------------------------
 
 
-def shows_its_worker(loader: DataLoader[Any], max_items: int | None = None) -> bool:
+def shows_its_worker(loader: DataLoader[Any]) -> bool:
     """Return whether the batches of an epoch depend on who builds which.
 
     They do if they come from a worker's own shard, state or generator. Out of order, generators give other draws in
-    each run anyway. `max_items`: see `search`.
+    each run anyway.
     """
     if isinstance(loader.dataset, IterableDataset) or is_stateful(loader.dataset):
         return True
@@ -138,7 +138,7 @@ def shows_its_worker(loader: DataLoader[Any], max_items: int | None = None) -> b
         return True
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
     where = [loader.dataset, loader.collate_fn]
-    return any(True for _ in search(where, lambda thing: isinstance(thing, kinds), max_items))
+    return any(True for _ in search(where, lambda thing: isinstance(thing, kinds)))
 
 
 def first_number(num_workers: Any) -> int:

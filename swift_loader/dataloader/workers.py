@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.batch.tree import search, type_name
-from swift_loader.dataloader.options import delivery_of, rng_of, shows_its_worker, start_method_of, wanted_rng
+from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
@@ -31,7 +31,6 @@ from swift_loader.options import DeliveryOptions
 from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.seeding import Rng
@@ -95,17 +94,6 @@ def _is_shared_tensor(thing: Any) -> bool:
         return False
 
 
-_MAX_ITEMS = 100
-"""Generators aren't looked for in longer collections, which would take long: they hold the samples."""
-
-
-def _may_split(loader: DataLoader[Any]) -> bool:
-    try:
-        return not shows_its_worker(loader, _MAX_ITEMS)
-    except Exception:  # of the user's code
-        return False
-
-
 def start_workers(
     loader: Any, shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
 ) -> LoaderWorkers:
@@ -140,12 +128,11 @@ def start_workers(
     options = WorkerOptions.of_torch(mode, loader.dataset, collate_fn, rng, method)
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
-    splits = loader._splits = loader._splits or Splits(is_on=_may_split(loader))  # noqa: SLF001
     may_fork = forks and method is not StartMethod.FORK
     reason = why_fork_is_needed(options) if may_fork else ""
     if not reason:
         try:
-            return LoaderWorkers(options, delivery, base_seed, metrics, splits)
+            return LoaderWorkers(options, delivery, base_seed, metrics)
         except EncodeError as error:
             if not may_fork:
                 raise
@@ -153,7 +140,7 @@ def start_workers(
     if loader._why_no_fork:  # noqa: SLF001
         raise ForkHangs(f"{loader._why_no_fork}\nNo fresh interpreter can take its place: {reason}")  # noqa: SLF001
     _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")
-    return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics, splits)
+    return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics)
 
 
 def warm_root(loader: DataLoader[Any]) -> None:
@@ -180,12 +167,9 @@ class LoaderWorkers:
     """
 
     def __init__(
-        self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, metrics: Metrics, splits: Splits
+        self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, metrics: Metrics
     ) -> None:
-        """Start the workers, and wait until there is a dataset for them.
-
-        `metrics`, `splits`: of the loader, for all epochs.
-        """
+        """Start the workers, and wait until there is a dataset for them. `metrics`: of the loader, for all epochs."""
         mode = worker_options.torch
         assert mode is not None
         self.persist = mode.persists
@@ -217,8 +201,6 @@ class LoaderWorkers:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
-        if self.fleet is not None and self.fleet.can_split:
-            settings = replace(settings, splits=splits)
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""

@@ -270,8 +270,6 @@ class Dispatcher:
                 self._phase = _Phase.TAKING
                 num_ready = len(self._scheduler.ledger.ready)
                 delivery = self.act(takes=True) or self._wait(receivers)
-                if delivery.split is not None:
-                    self._executor.join(delivery)
                 left_ns = time.perf_counter_ns()
                 receivers.leave(entered_ns, left_ns, is_over=delivery.is_end)
                 delivery.number = metrics.note_delivery(delivery.arrival, entered_ns, left_ns, num_ready)

@@ -33,7 +33,6 @@ from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.skips import Position
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import PlannedSource
@@ -106,7 +105,6 @@ class Session:
             executor = ReceivingExecutor(self._broadcast, spec, metrics)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         elif fleet is not None:
-            settings = replace(settings, splits=Splits(is_on=fleet.can_split))
             executor = WorkerExecutor(fleet, metrics, self._log.write, self._notices, page_lock)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices)

@@ -13,7 +13,6 @@ from typing import Any
 from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler import messages
-from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.messages import Event, Send, Stall
 from swift_loader.scheduler.queues import Limits
 
@@ -113,10 +112,6 @@ class Executor:
         Returns:
             What the caller must drop outside its locks, because freeing it takes a while.
         """
-        raise NotImplementedError
-
-    def join(self, delivery: Delivery) -> None:
-        """Put the batch, or the error in its place, into a delivery that has parts. Loop's thread, without locks."""
         raise NotImplementedError
 
     def error_of(self, cause: messages.WorkerLost | Stall | BaseException) -> BaseException:

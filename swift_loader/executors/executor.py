@@ -14,13 +14,11 @@ from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import keys_of
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle, Hang, ResumePoints
-from swift_loader.executors.process.memory import SharedFiles
 from swift_loader.executors.process.reader import BatchReader, MessageReader, SegmentLock
 from swift_loader.executors.wording import GRACE_BUILDS, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler import messages
-from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import key_of
@@ -61,8 +59,6 @@ class WorkerExecutor(Executor):
         self._page_lock = page_lock
         self._resumes = ResumePoints()
         """Where the workers' datasets continue. The reader keeps them up to date."""
-        self._files = SharedFiles()
-        """For batches that are built in parts."""
         self._hung: dict[Hashable, dict[Any, Hung]] = {}
         """By `key_of` of their work and by index, the samples at which workers hung."""
 
@@ -128,8 +124,6 @@ class WorkerExecutor(Executor):
             worker = fleet.get(action.worker)
             if worker is None:  # gone, because the loader is being closed
                 return []
-            if (part := action.work.part) is not None:
-                part.split.memory = part.split.memory or self._files.take()
             hung = [*self._hung.get(key_of(action.work), {}).values()] if self._hung else ()
             given_up: list[Segment] = worker.send(action, *self._sent, self._resumes, hung)
             return given_up
@@ -156,11 +150,6 @@ class WorkerExecutor(Executor):
         elif isinstance(action, messages.Release):
             return fleet.release(worker)
         return []
-
-    def join(self, delivery: Delivery) -> None:
-        """Make a batch of its parts."""
-        assert self.reader is not None
-        self.reader.join(delivery, self._files)
 
     def _note_hang(self, worker: Handle, stall: Stall) -> None:
         """Note why a worker is about to be killed, and what it is doing. Idempotent: an interrupt may repeat it."""
@@ -222,7 +211,6 @@ class WorkerExecutor(Executor):
 
     def close(self) -> list[Any]:
         """Close all handles. The processes must have ended, and no thread may wait in an inbox. Idempotent."""
-        self._files.close()
         return self.fleet.close_processes()
 
     def __repr__(self) -> str:

@@ -87,7 +87,7 @@ def rebuild_sample(failed: SampleFailed, epoch: int, step: int, exception: Excep
 
 
 def keys_of(work: Work, plan: Plan) -> Sequence[Any]:
-    """Return the dataset indices of a batch or its part, or other keys; none if it is of a stream, or if unknown."""
+    """Return the dataset indices of a batch, or other keys; none if it is of a stream, or if unknown."""
     if isinstance(work, StreamWork):
         return []
     if isinstance(work, IndexWork):
@@ -96,7 +96,7 @@ def keys_of(work: Work, plan: Plan) -> Sequence[Any]:
     if work.step >= plan.num_batches(work.epoch):  # the loop has just begun with another plan
         return []
     indices: list[int] = plan.batch(work.epoch, work.step).indices.tolist()
-    return indices if work.part is None else indices[work.part.begin : work.part.end]
+    return indices
 
 
 def describe_work(work: Work, plan: Plan) -> str:

@@ -75,8 +75,6 @@ class Fleet(ABC):
         """Events, and workers that have no pipe and may have answered."""
         self.generation = 0
         """The current one."""
-        self.can_split = False
-        """Whether several workers can build a batch together, as far as is known before it is tried."""
         self.notices: deque[str] = deque()
         """Gets warnings for the user that come while the loop runs, on any thread."""
 

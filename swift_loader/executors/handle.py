@@ -18,7 +18,7 @@ from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
-from swift_loader.transport.messages import BuildReport, Frame, Hung, Identity, NewPlan, Ready, Rows, SegmentMade
+from swift_loader.transport.messages import BuildReport, Frame, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import NUM_BEGUN, NUM_LEFT_OUT, Segment
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.torch_worker import Resume
@@ -133,9 +133,6 @@ class Handle:
             self._plan_generation = generation
         for sample in hung:
             self._send(sample.pack())
-        if (part := task.work.part) is not None:
-            file: int = part.split.memory.descriptor
-            self._send(Rows(part.begin, part.end, part.split.bounds[-1]).pack(), [file] if file >= 0 else ())
         self.tasks.append(task)
         released, retired, given_up = returned
         self._send_task(task_of(task, released, retired))

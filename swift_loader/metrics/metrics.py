@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,8 +94,7 @@ class Metrics:
         if not self._enabled or task is None:
             return None
         work = task.work
-        if work.part is None:
-            self._built.append(batch.num_samples)
+        self._built.append(batch.num_samples)
         epoch = work.epoch
         if batch.slow_ns > self._slowest.floor_ns:
             with self._lock:
@@ -119,21 +117,6 @@ class Metrics:
         )
 
     # The loop's thread
-
-    def join_arrivals(self, parts: Sequence[Any], decode_ns: int) -> Arrival | None:
-        """Record a batch that several workers built. It took from the first begin to the last end; work is summed.
-
-        `parts`: what `note_arrival` returned. Returns the same of the batch. The worker is that of the first part.
-        """
-        if None in parts:
-            return None
-        epoch, step, worker_id, num_samples, nbytes, sent, began, *work, delay, received, decode = zip(
-            *parts, strict=True
-        )
-        self._built.append(sum(num_samples))
-        where = epoch[0], step[0], worker_id[0], sum(num_samples), max(nbytes), min(sent), min(began)
-        is_measured = min(delay) >= 0
-        return (*where, *map(sum, work), sum(delay) if is_measured else -1, max(received), sum(decode) + decode_ns)
 
     def note_asked(self, asked_ns: int) -> None:
         """Record that the loop asks for a batch. The first time, a pass begins."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from swift_loader.scheduler.parts import Split
 from swift_loader.scheduler.work import Work
 
 
@@ -59,10 +58,7 @@ class Delivery:
     worker: int = -1
     """The serial number of the worker that it was sent to last."""
     state: BatchState = BatchState.SENT
-    split: Split | None = None
-    """What this is a part of. Once delivered: the batch's parts, which the executor has to join."""
     batch: Any = None
-    """Of a part: what describes the whole batch."""
     error: BaseException | None = None
     """Why there is no batch. The loop raises it."""
     failures: tuple[Any, ...] = ()

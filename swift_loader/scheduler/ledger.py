@@ -3,9 +3,6 @@
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
 batches in the order of delivery, without end.
 
-A batch may be built in parts, see `parts`. Each part has a sequence, so it is sent, lost and completed as a batch is.
-Together they are delivered as one batch, and count as one in flight.
-
 A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
 of earlier ones are dropped.
 
@@ -23,28 +20,18 @@ from heapq import heappop, heappush
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import BatchState, Delivery
 from swift_loader.scheduler.messages import Answered, SampleFailed, Send, Skipped, StreamEnded
-from swift_loader.scheduler.parts import MIN_BATCH_S, MIN_ROWS, NUM_PARTS, Split, Splits
 from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource, cut
+from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
 
 
 class Ledger:
     """The batches in flight."""
 
-    def __init__(self, limits: Limits, splits: Splits | None = None, num_workers: int = 0) -> None:
-        """Begin with nothing in flight. `splits`: whether batches are split; None: never."""
+    def __init__(self, limits: Limits) -> None:
+        """Begin with nothing in flight."""
         self._limits = limits
         self.queues = Queues(limits)
         """The workers' tasks."""
-        self.num_workers = num_workers
-        """How many there are to be."""
-        self._splits = splits or Splits(is_on=False)
-        self._open: Split | None = None
-        """What has parts that no worker has yet. They come before any new batch."""
-        self._is_short = False
-        """Whether fewer batches may be built at a time than there are workers: the pass has no more, or the limit."""
-        self._num_extra = 0
-        """By how much the parts in flight are more than their batches."""
         self.source: WorkSource | None = None
         """What hands out the work of the current generation."""
         self._planned: Work | None = None
@@ -74,7 +61,6 @@ class Ledger:
         self.generation += 1
         self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
         self.source, self._planned = source, None
-        self._open, self._is_short, self._num_extra = None, False, 0
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.queues.begin()
         return dropped
@@ -123,17 +109,11 @@ class Ledger:
         """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
         if self._lost and (send := self._assign_lost()) is not None:
             return send
-        if self._open is not None:
-            return self._assign_part(self._open)
-        if len(self._batches) - self._num_extra >= self._limits.max_in_flight or self.source is None:
+        if len(self._batches) >= self._limits.max_in_flight or self.source is None:
             return None
         self._planned = work = self._planned or self.source.next()
         if work is None:
             return None
-        if not self._next_sequence or self._is_short or self.queues.varies:
-            split = self._split_of(work, self.source)
-            if split is not None:
-                return self._assign_part(split)
         serial = self.queues.pick(work)
         if serial is None and isinstance(work, StreamWork) and not self._limits.in_order:
             full = work.worker_id
@@ -148,35 +128,6 @@ class Ledger:
         self._next_sequence += 1
         self._planned = None
         return self._send(serial, batch, work)
-
-    def _split_of(self, work: Work, source: WorkSource) -> Split | None:
-        """Return in which parts a batch is built; None: as a whole."""
-        num_rows, num_batches = source.size_of(work)
-        num_batches, num_workers = min(num_batches, self._limits.max_in_flight), self.num_workers
-        self._is_short = self._splits.is_on and num_rows > 0 and num_batches < num_workers
-        if not self._splits.is_on or self.queues.fastest_build_s < MIN_BATCH_S:
-            return None
-        num_parts = NUM_PARTS if self.queues.varies else 1
-        if self._is_short:
-            num_parts = max(num_parts, -(-num_workers // max(1, num_batches)))
-        elif not self._next_sequence:  # the loop waits for it, and no worker has anything else to do
-            num_parts = num_workers
-        num_parts = min(num_parts, num_workers, num_rows // MIN_ROWS)
-        whole = work._replace(worker_id=None) if isinstance(work, IndexWork) else work
-        return Split(whole, [num_rows * i // num_parts for i in range(num_parts + 1)]) if num_parts > 1 else None
-
-    def _assign_part(self, split: Split) -> Send | None:
-        """Send the next part of a batch, if a worker has nothing to do."""
-        serial, part = self.queues.pick_idle(), split.next_part()
-        if serial is None or part is None:
-            return None
-        work, sequence = cut(split.work, part), self._next_sequence
-        self._next_sequence += 1
-        self._num_extra += bool(split.sequences)
-        split.sequences.append(sequence)
-        self._open, self._planned = split if split.next_part() else None, None
-        self._batches[sequence] = delivery = Delivery(work, sequence, split=split)
-        return self._send(serial, delivery, work)
 
     def _assign_lost(self) -> Send | None:
         """Send a lost batch again: the loop waits for it. O(worker ids)."""
@@ -204,46 +155,20 @@ class Ledger:
         is_current = generation == self.generation
         task = generation, sequence
         batch = self._batches.get(sequence) if is_current else None
-        split, build_s, is_ready = None if batch is None else batch.split, answer.build_s, batch is not None
-        if split is not None:
-            is_ready = answer.error is None and split.fits(answer.batch)
-            build_s = None if build_s is None else build_s * (len(split.bounds) - 1)
-        self.queues.pop(answer.worker, task, is_current=is_current, is_ready=is_ready, build_s=build_s)
-        if batch is None:  # of an earlier generation, or a part of a batch that is built as a whole by now
-            return None
-        if split is not None and not is_ready:
-            self._rebuild(split, batch)
+        self.queues.pop(answer.worker, task, is_current=is_current, is_ready=batch is not None, build_s=answer.build_s)
+        if batch is None:
             return None
         batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
         batch.snapshot, batch.arrival, batch.build_s = answer.snapshot, answer.arrival, answer.build_s
         batch.state = BatchState.READY
-        first = batch
-        if split is not None:
-            split.arrivals.append(answer.arrival)
-            if not split.is_ready:
-                return batch
-            first = self._batches[split.sequences[0]]
-        self.ready[first.sequence] = first
+        self.ready[sequence] = batch
         if not self._limits.in_order and batch.work is not None:
             ready = self._ready_by_epoch.get(batch.work.epoch)
             if ready is None:  # those that are empty are of earlier epochs
                 self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
                 ready = self._ready_by_epoch[batch.work.epoch] = deque()
-            ready.append(first)
+            ready.append(batch)
         return batch
-
-    def _rebuild(self, split: Split, part: Delivery) -> None:
-        """Have a batch built as a whole, in the place of this part. Nobody needs the other parts any more."""
-        self._splits.is_on = False
-        self._num_extra -= len(split.sequences) - 1
-        for other in [self._batches.pop(one) for one in split.sequences if one != part.sequence]:
-            if other.state is BatchState.READY:
-                self.queues.note_delivered(other.worker)
-        self._open = None if self._open is split else self._open
-        self._batches[part.sequence] = Delivery(split.work, part.sequence, part.worker, BatchState.LOST)
-        lost = [one for sequences in self._lost.values() for one in sequences if one in self._batches]
-        self._lost = {}
-        self._note_lost([*lost, part.sequence])
 
     def note_failure(self, failed: SampleFailed) -> None:
         """Record the failure of a sample, if its batch is needed. What a worker reports ends with the worker."""
@@ -304,11 +229,6 @@ class Ledger:
         del self._batches[batch.sequence], self.ready[batch.sequence]
         if batch.sequence == self._first_sequence:
             self._first_sequence += 1
-        if (split := batch.split) is not None:
-            batch.work = split.work
-            self._num_extra -= len(split.sequences) - 1
-            for sequence in split.sequences[1:]:
-                self.queues.note_delivered(self._batches.pop(sequence).worker)
         work = batch.work
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()
@@ -322,8 +242,7 @@ class Ledger:
     @property
     def may_assign(self) -> bool:
         """Whether a batch is lost, or fewer are in flight than may be."""
-        num_in_flight = len(self._batches) - self._num_extra
-        return bool(self._lost) or self._open is not None or num_in_flight < self._limits.max_in_flight
+        return bool(self._lost) or len(self._batches) < self._limits.max_in_flight
 
     @property
     def is_exhausted(self) -> bool:
@@ -343,13 +262,9 @@ class Ledger:
         If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
         """
         batch = self._first()
-        sequences = [] if batch is None else [batch.sequence] if batch.split is None else batch.split.sequences
-        parts = [self._batches[one] for one in sequences]
-        is_open = len(parts) > 0 and parts[0].split is not None and parts[0].split is self._open
-        is_nobodys = is_open or any(part.state is BatchState.LOST for part in parts)
-        if not self._limits.in_order or is_nobodys:
+        if not self._limits.in_order or (batch is not None and batch.state is BatchState.LOST):
             return self.queues.busy()
-        return [part.worker for part in parts if part.state is BatchState.SENT]
+        return [] if batch is None or batch.state is not BatchState.SENT else [batch.worker]
 
     def work_of(self, serial: int) -> Work | None:
         """Return what a worker is building; None if it is idle or builds for an old generation."""

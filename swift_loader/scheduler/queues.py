@@ -7,13 +7,12 @@ In order, the loop can't take the batches after a slow one, and the other worker
 three per worker, they hardly ever reach it. The table gives the share of the rate in completion order. Batches have 32
 samples, and one sample in twenty takes 50 times as long as the rest (in virtual time, `benchmarks/scheduler.py`):
 
-    per worker       2      3      4      6     2, in parts
-    8 workers     0.97   1.00   1.00   1.00     1.00
-    16 workers    0.94   1.00   1.00   1.00     0.99
-    64 workers    0.87   0.98   0.99   0.99     0.99
+    per worker       2      3      4      6
+    8 workers     0.97   1.00   1.00   1.00
+    16 workers    0.94   1.00   1.00   1.00
+    64 workers    0.87   0.98   0.99   0.99
 
-Batches of a user's `collate_fn` aren't built in parts, so they need three. Each batch more per worker costs the memory
-of one batch per worker, also where nothing varies.
+Each batch more per worker costs the memory of one batch per worker, also where nothing varies.
 
 A worker does its tasks in order, so it is building the first of them, and each answer is about that one.
 """
@@ -49,10 +48,6 @@ MAX_HELD = 96
 STEADY_S = 0.01
 """How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
 that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
-
-VARIES = 0.25
-"""The share of the build time by which it varies, in order, for batches to be built in parts. That of samples that are
-all alike is far less, also if their workers have to share cores."""
 
 MIN_ENTRIES = 64
 """Old entries of the heap are removed when there are so many more than twice the workers, which is O(1) per entry."""
@@ -149,8 +144,6 @@ class Queues:
         self._share = 1
         """How many tasks of the current generation a worker may have. With more, it would have a task waiting while
         another one has none, and the limit is used up."""
-        self.varies = False
-        """Whether build times vary so much that in order, a slow batch holds up others."""
         self._note_number()
 
     # Workers
@@ -233,8 +226,6 @@ class Queues:
             else:
                 queue.deviation_s += 0.2 * (abs(build_s - queue.build_s) - queue.deviation_s)
                 queue.build_s += 0.2 * (build_s - queue.build_s)
-            varies = queue.deviation_s > STEADY_S and queue.deviation_s > VARIES * queue.build_s
-            self.varies = varies and self._limits.in_order
             queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
         if is_current:
             queue.num_current -= 1
@@ -291,12 +282,6 @@ class Queues:
             and len(queue.tasks) < MAX_HELD
         ]
         return min(loads)[3] if loads else None
-
-    def pick_idle(self) -> int | None:
-        """Return the worker to build a part of a batch: of those without a task of this generation. None: no worker."""
-        queues = (one for one in self._queues.values() if one.is_open and len(one.tasks) < MAX_HELD)
-        idle = [one for one in queues if not one.num_current]
-        return min((len(one.tasks), one.worker_id, one.serial) for one in idle)[2] if idle else None
 
     def _least(self) -> int | None:
         """Return the worker with the least to do; None if none has room."""

@@ -35,9 +35,8 @@ from swift_loader.scheduler import messages
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.work import Work, WorkSource, cause_of
+from swift_loader.scheduler.work import Work, WorkSource, key_of
 
 
 class WorkerState(str, Enum):
@@ -173,8 +172,6 @@ class SchedulerSettings:
     """False: a worker that spends longer isn't killed. The loop gets the error, and may go on to wait."""
     num_workers: int | None = None
     """How many workers the executor starts. `resize` changes that. None: the number never changes."""
-    splits: Splits | None = None
-    """Whether batches are built in parts. None: never."""
 
 
 class Scheduler:
@@ -184,7 +181,7 @@ class Scheduler:
         self.limits = settings.limits
         """`resize` replaces them. Their `in_order` never changes."""
         self.state = SchedulerState.RUNNING
-        self.ledger = Ledger(settings.limits, settings.splits, settings.num_workers or 0)
+        self.ledger = Ledger(settings.limits)
         """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
         counts_waits = not settings.leaves_stalled_out
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s, counts_waits=counts_waits)
@@ -241,7 +238,6 @@ class Scheduler:
             return
         self.limits, self._num_wanted = limits, num_workers
         self.ledger.use_limits(limits)
-        self.ledger.num_workers = num_workers
         if self.state is SchedulerState.FAILED:
             return
         for worker in self._workers.values():
@@ -311,7 +307,7 @@ class Scheduler:
                 batch = self.ledger.complete(event)
                 worker = self._workers[event.worker]
                 if batch is not None and batch.work is not None and self._restarts.is_counting:
-                    self._restarts.note_batch(worker.worker_id, cause_of(batch.work))
+                    self._restarts.note_batch(worker.worker_id, key_of(batch.work))
                 self._note_answer(worker, now_s, batch)
             case messages.SampleFailed():
                 self.ledger.note_failure(event)
@@ -375,7 +371,7 @@ class Scheduler:
             self._restarts.forget_worker(worker.worker_id)
         elif not (is_given_up or event.death.with_template):  # the template is judged by itself
             work = worker.work if event.death.is_at_work else None
-            decision = self._restarts.note_death(worker.worker_id, cause_of(work) if work is not None else None)
+            decision = self._restarts.note_death(worker.worker_id, key_of(work) if work is not None else None)
             is_survived = decision is Decision.REPLACE
             if is_survived and not is_wanted:
                 decision = Decision.LET_GO

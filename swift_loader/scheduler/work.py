@@ -4,8 +4,6 @@
     IndexWork     (epoch, step, indices, worker_id)  a sampler chose the keys; kept until delivered, if it gets lost
     StreamWork    (epoch, step, worker_id, turn)     a batch of a stream's shard, which only that worker can build
 
-The first two may be a part of a batch, see `parts`.
-
 A source hands out work in the order of delivery.
 """
 
@@ -16,7 +14,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.parts import Part
 
 
 class PlannedWork(NamedTuple):
@@ -24,8 +21,6 @@ class PlannedWork(NamedTuple):
 
     epoch: int
     step: int
-    part: Part | None = None
-    """None: the whole batch."""
 
 
 class IndexWork(NamedTuple):
@@ -37,8 +32,6 @@ class IndexWork(NamedTuple):
     """A list or an `IndexArray` of dataset indices, other keys of the dataset, or a single key."""
     worker_id: int | None = None
     """The only worker that may build it. None: any worker."""
-    part: Part | None = None
-    """What the indices are of a batch. None: all."""
 
 
 class StreamWork(NamedTuple):
@@ -52,7 +45,6 @@ class StreamWork(NamedTuple):
     turn: int
     """Which batch of the shard in this generation, from 0. If the shard is resumed, 0 is the first batch after that.
     If the loader shares the stream out: which batch of the whole stream."""
-    part: None = None
 
 
 Work = PlannedWork | IndexWork | StreamWork
@@ -63,31 +55,12 @@ def key_of(work: Work) -> Hashable:
     return (work.epoch, work.worker_id, work.turn) if isinstance(work, StreamWork) else (work.epoch, work.step)
 
 
-def cause_of(work: Work) -> Hashable:
-    """Return what is to blame if building this ends workers: the batch, or a part of it."""
-    return key_of(work) if work.part is None else (key_of(work), work.part.begin)
-
-
-def cut(work: Work, part: Part) -> Work:
-    """Return a part of a batch. Any worker may build it."""
-    if isinstance(work, IndexWork):
-        return IndexWork(work.epoch, work.step, work.indices[part.begin : part.end], None, part)
-    return PlannedWork(work.epoch, work.step, part)
-
-
 class WorkSource:
     """Hands out the work of one generation, in the order of delivery."""
 
     def next(self) -> Work | None:
         """Return the next work; None if there is none left, or none now."""
         raise NotImplementedError
-
-    def size_of(self, work: Work) -> tuple[int, int]:  # noqa: ARG002
-        """Return how many rows a batch has, and how many batches its pass has, as far as is known.
-
-        0 rows: it can't be cut.
-        """
-        return 0, 0
 
     def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:  # noqa: ARG002
         """Return whether the other one's first batch follows after this number of this one's. The plan is the same."""
@@ -129,12 +102,6 @@ class PlannedSource(WorkSource):
         self._step += 1
         return work
 
-    def size_of(self, work: Work) -> tuple[int, int]:
-        """See `WorkSource`."""
-        batch_size, epoch = self._plan.settings.batch_size, work.epoch
-        num_rows = min(batch_size, self._plan.num_samples(epoch) - work.step * batch_size)
-        return num_rows, self._plan.num_batches(epoch)
-
     def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:
         """See `WorkSource`."""
         position = self._position_after(num_delivered)
@@ -163,7 +130,6 @@ class IndexQueue(WorkSource):
         self._epoch = epoch
         self._num_workers = num_workers if in_order else 0
         self._drawn: deque[IndexWork] = deque()
-        self._num_put = 0
 
     def unbind(self) -> None:
         """Let any worker build any batch that isn't handed out yet. Any thread."""
@@ -173,7 +139,6 @@ class IndexQueue(WorkSource):
         """Add the next batch."""
         worker_id = step % self._num_workers if self._num_workers else None
         self._drawn.append(IndexWork(self._epoch, step, indices, worker_id))
-        self._num_put += 1
 
     def next(self) -> IndexWork | None:
         """Return the next work; None if nothing more is drawn yet."""
@@ -181,11 +146,6 @@ class IndexQueue(WorkSource):
             return None
         work = self._drawn.popleft()
         return work if self._num_workers or work.worker_id is None else work._replace(worker_id=None)
-
-    def size_of(self, work: Work) -> tuple[int, int]:
-        """See `WorkSource`. If the pass has more batches than workers, as many are drawn before the first is sent."""
-        keys = work.indices if isinstance(work, IndexWork) else None
-        return len(keys) if type(keys) is list or hasattr(keys, "to_list") else 0, self._num_put  # type: ignore[arg-type]
 
 
 class StreamRounds(WorkSource):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,10 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from swift_loader.batch.collate import SendMemory
-from swift_loader.batch.tree import children, rebuilt, type_name
 from swift_loader.transport.failpoints import Failpoint, failpoint
-from swift_loader.transport.messages import Rows
-from swift_loader.transport.segments import Segment
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +124,7 @@ class Arena(SendMemory):
 
     def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the same for an array that is sent as a tensor. torch has this dtype, and the array isn't empty."""
-        array = Arena.empty(self, shape, dtype)
+        array = self.empty(shape, dtype)
         self._handed_out[id(array)][1].arrives_as_tensor = True
         return array
 
@@ -205,76 +200,3 @@ class Arena(SendMemory):
             memory[stray.offset : stray.offset + len(stray.memory)] = stray.memory
         self._strays.clear()
         self._memory = memory
-
-
-# A batch that several workers build -----------------------------------------------------------------------------------
-
-
-class MisfitError(Exception):
-    """A part of a batch isn't just some rows of arrays and tensors, so the batch must be built as a whole."""
-
-
-class RowsArena(Arena):
-    """Allocates arrays and tensors for all rows of a batch, and hands out the rows of one part.
-
-    All workers that build a part allocate the same, in the same order, so each writes its rows in the right place of
-    the same file. It grows as far as it is needed.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(np.empty(0, np.uint8))
-        self._rows = rows
-        self._segments: list[Segment] = []
-        """Keep the blocks mapped."""
-        self._wholes: dict[int, tuple[Any, Any]] = {}
-        """By the id of what was handed out: that, and the same of all rows."""
-        self._is_full = False
-
-    def allocate(self, nbytes: int) -> Block:
-        """Return `nbytes` of the file. Raises `OSError` if there is not enough memory."""
-        if self._is_full:
-            raise MisfitError(f"{nbytes} bytes lie outside the arrays and tensors of a part")
-        offset, file = self._advance(nbytes), self._rows.file
-        if os.fstat(file).st_size < self.used:
-            os.posix_fallocate(file, 0, self.used)  # others may do the same at the same time
-        first = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        if nbytes:
-            self._segments.append(Segment.map(file, offset + nbytes - first, mmap.MAP_SHARED, first))
-        return Block(offset, self._segments[-1].array()[offset - first :] if nbytes else np.empty(0, np.uint8))
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """Return the part's rows of an array."""
-        return self._part_of(super().empty(self._shape_of_all(shape), dtype))
-
-    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return the same for an array that is sent as a tensor."""
-        return self._part_of(super().empty_for_tensor(self._shape_of_all(shape), dtype))
-
-    def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-        """Return the part's rows of a tensor."""
-        return self._part_of(super().empty_tensor(self._shape_of_all(shape), dtype))
-
-    def whole(self, part: Any) -> Any:
-        """Return the whole batch that a part is of, of which the other parts may be missing. Nothing is added then.
-
-        Raises `MisfitError` if a leaf isn't an array or tensor that was made here.
-        """
-        self._is_full = True
-        known = self._wholes.get(id(part))
-        if known is not None:
-            return known[1]
-        inside = children(part)
-        if not inside:  # an empty container may be a sample's own
-            raise MisfitError(f"a {type_name(part)} is no array or tensor")
-        return rebuilt(part, [self.whole(one) for one in inside])
-
-    def _shape_of_all(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        rows = self._rows
-        if not shape or shape[0] != rows.end - rows.begin:
-            raise MisfitError(f"a part of {rows.end - rows.begin} rows has an array of shape {shape}")
-        return (rows.num_rows, *shape[1:])
-
-    def _part_of(self, whole: Any) -> Any:
-        part = whole[self._rows.begin : self._rows.end]
-        self._wholes[id(part)] = part, whole
-        return part

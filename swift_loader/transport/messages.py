@@ -55,7 +55,6 @@ class Kind(IntEnum):
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch
     IDENTITY = 24  # trainer -> worker: which of the n workers it is
     HUNG = 25  # trainer -> worker: a worker hung at this sample; it fails in this epoch
-    PART = 26  # trainer -> worker: the next task is for these rows of a batch; the file for all of it is attached
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -208,20 +207,6 @@ class Hung(PickledBody):
     """The text of its `TimeoutError`."""
     num_replacements: int = 0
     """How many samples in its place hung, too."""
-
-
-@dataclass(slots=True)
-class Rows(PickledBody):
-    """Says which part of a batch the next task asks for. The file that the parts are written to is attached."""
-
-    KIND = Kind.PART
-
-    begin: int
-    end: int
-    num_rows: int
-    """Of the whole batch."""
-    file: int = -1
-    """The file's descriptor in the worker, which closes it after the task. -1: there was none left."""
 
 
 @dataclass(slots=True)

@@ -71,12 +71,12 @@ class Segment:
         """The bytes, as a buffer that doesn't keep the segment alive: its user must hold the segment, too."""
 
     @classmethod
-    def map(cls, descriptor: int, nbytes: int, flags: int, offset: int = 0) -> Segment:
-        """Return a mapping of a file from `offset` on, which is a multiple of the page size. The descriptor stays open.
+    def map(cls, descriptor: int, nbytes: int, flags: int) -> Segment:
+        """Return a mapping of a file's first bytes. The descriptor stays open.
 
         Raises `SharedMemoryFull` if the mapping failed.
         """
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
         if address in (None, _MAP_FAILED):
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")

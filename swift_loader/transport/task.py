@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.messages import Frame, Kind, Rows, malformed, pack_frame
+from swift_loader.transport.messages import Frame, Kind, malformed, pack_frame
 
 # The dataset indices of a batch as an array. Pure.
 
@@ -37,9 +37,6 @@ class IndexArray:
         """Return the integers, as the dataset gets them."""
         numbers: list[int] = self._values.tolist()
         return numbers
-
-    def __getitem__(self, part: slice) -> IndexArray:
-        return IndexArray(self._values[part])
 
     def to_bytes(self) -> bytes:
         """Return them as little-endian 64-bit words."""
@@ -97,8 +94,6 @@ class Task:
     """Slots that the trainer has unmapped: the worker should unmap them, too."""
     turn: int | None = None
     """Which batch of the worker's shard of a stream, see `StreamWork`. None: the batch isn't of a stream."""
-    rows: Rows | None = None
-    """What to build of the batch; `indices` are those of these rows. None: all. It comes as a message of its own."""
 
     def pack(self) -> bytes:
         """Return the frame."""

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.collate import collate_into
-from swift_loader.batch.tree import children, type_name
 from swift_loader.errors import EncodeError, SharedMemoryFull
-from swift_loader.transport.arena import Arena, MisfitError, RowsArena
+from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import BatchEncoder, encode_bytes
 from swift_loader.transport.encoder import Encoded
@@ -162,8 +161,6 @@ class BatchBuilder:
             self.samples = StreamSamples(dataset, mode, seed, worker)
         else:
             self.samples = KeyedSamples(dataset, mode, options.rng, seed, worker)
-        has_rows = not hasattr(dataset, "__getitems__") and not hasattr(dataset, "state_dict")
-        self._can_split = has_rows and (mode is None or mode.auto_collation)
         self._collate = collate_into(options.collate_fn)
         self._batch_encoder = options.batch_encoder
         self._usage = ThreadUsage() if usage is None else usage
@@ -174,8 +171,7 @@ class BatchBuilder:
 
         It is built twice if the first attempt shows that it draws random numbers. Raises `BuildError` if the user's
         code raised; `__cause__` is its exception. Raises `StreamEnd` if the worker's shard of a stream has no batch
-        left for this task. Of a part of a batch, the announcement describes the whole batch. `BuildError` also if the
-        batch can't be built in parts.
+        left for this task.
         """
         needs_rebuild = self.samples.seeding.needs_rebuild
         try:
@@ -201,19 +197,14 @@ class BatchBuilder:
         self._usage.begin()
         samples.slow_ns = 0
         start = clock()
-        rows = task.rows
-        if rows is not None and (rows.file < 0 or not self._can_split):
-            raise BuildError(FailureStage.FETCH) from MisfitError("such a dataset's batches aren't built in parts")
         fetched = samples.fetch(task)
-        if rows is not None and fetched.failures:
-            raise BuildError(FailureStage.FETCH) from MisfitError("a sample failed")
         failpoint(Failpoint.WORKER_FETCHED)
         fetched_ns = clock()
         samples.note_batch(fetched_ns - start, fetched.num_samples)
         # The second largest of the last sizes: a single outlier must not make all slots that large.
-        slot = _BatchSlot(store, sorted(self._sizes)[-2:][0] if rows is None else 0)
+        slot = _BatchSlot(store, sorted(self._sizes)[-2:][0])
         try:
-            arena = Arena(slot.memory, more=slot.take_for) if rows is None else RowsArena(rows)
+            arena = Arena(slot.memory, more=slot.take_for)
             if samples.seeding.by_sample:
                 samples.seeding.begin_collate()
             try:
@@ -223,10 +214,8 @@ class BatchBuilder:
             collated_ns = clock()
             failpoint(Failpoint.WORKER_COLLATED)
             encoded = self._encode(batch, arena)
-            if rows is not None:
-                encoded.meta += _kinds_in(fetched.samples[0]).encode()  # behind the pickle, where nobody reads it
             failpoint(Failpoint.WORKER_BEFORE_COMMIT)
-            is_inline = len(encoded.meta) <= MAX_INLINE_BYTES or rows is not None
+            is_inline = len(encoded.meta) <= MAX_INLINE_BYTES
             meta_offset = 0 if is_inline else arena.place(np.frombuffer(encoded.meta, np.uint8)).offset
             slot.settle(arena)
         except BaseException:
@@ -259,8 +248,6 @@ class BatchBuilder:
 
     def _encode(self, batch: Any, arena: Arena) -> Encoded:
         try:
-            if isinstance(arena, RowsArena):
-                batch = arena.whole(batch)
             if self._batch_encoder is None:
                 return self._encoder.encode(batch, arena)
             return encode_bytes(self._batch_encoder(batch), arena)
@@ -268,12 +255,6 @@ class BatchBuilder:
             raise BuildError(FailureStage.ENCODE) from error.with_traceback(None)
         except Exception as error:
             raise BuildError(FailureStage.ENCODE) from error
-
-
-def _kinds_in(sample: Any) -> str:
-    """Return the types in a sample. The parts of a batch must have the same."""
-    inside = children(sample)
-    return type_name(sample) + ("" if inside is None else f"({','.join(map(_kinds_in, inside))})")
 
 
 class _BatchSlot:

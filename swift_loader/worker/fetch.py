@@ -181,8 +181,6 @@ class PlannedSamples(Samples):
         assert reader is not None, "use_plan comes first"
         is_planned = task.indices is None
         indices = reader.batch(task.epoch, task.step).indices.tolist() if is_planned else list(_keys_of(task))
-        if task.rows is not None:
-            indices = indices[task.rows.begin : task.rows.end]
         return self.fetch_indices(reader.plan.settings.order.seed, task.epoch, indices)
 
     def fetch_indices(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
@@ -387,7 +385,7 @@ class KeyedSamples(Samples):
             listed = list(keys) if is_batch else [keys]
         except Exception as error:
             raise BuildError(FailureStage.FETCH) from harmless(error)
-        first = (task.step << POSITION_BITS) + (0 if task.rows is None else task.rows.begin)  # unique in the epoch
+        first = task.step << POSITION_BITS  # unique in the epoch
         self.seeding.begin(Fetching(self._seed, task.epoch, range(first, first + len(listed)), samples))
         try:
             if get_items:

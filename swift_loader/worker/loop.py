@@ -92,8 +92,6 @@ class TaskLoop:
         self._queue: deque[Task] = deque()
         self._plans: deque[messages.NewPlan] = deque()
         """Received plans that aren't used yet."""
-        self._rows: messages.Rows | None = None
-        """Those of the next task."""
 
     @property
     def has_tasks(self) -> bool:
@@ -117,8 +115,6 @@ class TaskLoop:
             failpoint(Failpoint.WORKER_AFTER_COMMIT)
             self._channel.send(answer)
             failpoint(Failpoint.WORKER_NOTIFIED)
-        if task.rows is not None and task.rows.file >= 0:  # else the process ends
-            os.close(task.rows.file)
 
     def refill(self, *, wait: bool) -> bool:
         """Read all waiting messages; with `wait`, block for one if there is no task.
@@ -139,10 +135,6 @@ class TaskLoop:
 
     def _take_in(self, received: Received) -> None:
         frame = messages.unpack_frame(received.data)
-        if frame.kind is Kind.PART:
-            self._rows = messages.Rows.unpack(frame)
-            self._rows.file = received.descriptors[0] if received.descriptors else -1
-            return
         for descriptor in received.descriptors:
             os.close(descriptor)
         if frame.kind is Kind.PLAN:
@@ -155,7 +147,6 @@ class TaskLoop:
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
         task = Task.unpack(frame)
-        task.rows, self._rows = self._rows, None
         for slot in task.released:
             self._slots.release(slot)
         for slot in task.retired:

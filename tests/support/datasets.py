@@ -93,26 +93,20 @@ class Misbehaving(Counting):
         return {"id": index}
 
 
-class Together(Counting):
-    """Samples that draw, and tell who fetched them. A process waits at its first one until so many have begun."""
+class Numbered(Counting):
+    """Samples have text, and tell how many came before in this process. A file gets the index of each fetch."""
 
-    def __init__(self, num_samples: int = 240, *, folder: str = "", num_processes: int = 0, **more: Any) -> None:
-        """`more`: `text`, whether samples have text; `at` and `deed`, as for `Misbehaving`."""
+    num_calls = 0
+
+    def __init__(self, num_samples: int = 100, *, path: str = "") -> None:
         super().__init__(num_samples)
-        self.folder, self.num_processes, self.more = folder, num_processes, more
-        self.pid = 0
+        self.path = path
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.num_processes and self.pid != os.getpid():
-            Path(self.folder, str(os.getpid())).touch()
-            while len(os.listdir(self.folder)) < self.num_processes:
-                time.sleep(0.005)
-        self.pid = os.getpid()
-        if index == self.more.get("at"):
-            misbehave(self.more["deed"])
-        drawn = (random.random(), np.random.rand(3), [np.int16(index)])
-        sample = {"id": index, "drawn": drawn, "x": np.full((3, 70), index % 251, np.uint8), "pid": self.pid}
-        return {**sample, "text": str(index)} if self.more.get("text") else sample
+        with Path(self.path).open("a") as file:
+            file.write(f"{index}\n")
+        Numbered.num_calls += 1
+        return {"id": index, "text": str(index), "call": Numbered.num_calls}
 
 
 class UnbuildableError(Exception):

@@ -23,7 +23,7 @@ from swift_loader import SwiftLoader
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.fleet import TemplateFleet
 from swift_loader.scheduler.failures import TEMPLATE
-from swift_loader.scheduler.work import cause_of
+from swift_loader.scheduler.work import key_of
 
 STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """For the failpoints' variable: some workers stop between two pieces of a batch, and the killer finds them."""
@@ -172,7 +172,7 @@ class Killer:
         known = ledger.queues._queues.get(worker.serial)
         tasks = known.tasks if known is not None else ()
         batches = [ledger._batches.get(sequence) for generation, sequence in tasks if generation == ledger.generation]
-        return [cause_of(batch.work) for batch in batches if batch is not None and batch.work is not None]
+        return [key_of(batch.work) for batch in batches if batch is not None and batch.work is not None]
 
     def _kill(self, victims: list[Handle]) -> list[Handle]:
         self._struck.update(victim.serial for victim in victims)

@@ -9,14 +9,10 @@ from typing import Any
 from swift_loader.scheduler.work import PlannedSource
 
 
-def planned(
-    epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int = -1, batch_size: int = 1
-) -> PlannedSource:
+def planned(epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int = -1) -> PlannedSource:
     """Return the batches of a plan of which only the lengths of epochs are known, from a position on."""
     plan: Any = SimpleNamespace(
         num_batches=num_batches,
         last_irregular_epoch=last_irregular_epoch,
-        settings=SimpleNamespace(batch_size=batch_size),
-        num_samples=lambda epoch: num_batches(epoch) * batch_size,
     )
     return PlannedSource(plan, epoch, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler, SubsetRandomSampler
 
 from swift_loader.dataloader.dataloader import DataLoader
+from tests.support import datasets
 from tests.support.helpers import exhaustive, exhaustive_unless
 from tests.support.like_torch.options import ORDERS
 
@@ -62,6 +64,14 @@ def test_a_loop_that_draws_from_the_samplers_generators_gets_torchs_numbers(orde
         options = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "multiprocessing_context": "fork"}
         expected = seen(TorchDataLoader, order, options, num_batches)
         assert seen(DataLoader, order, options, num_batches) == expected
+
+
+def test_each_worker_fetches_what_torchs_does_in_the_same_order(tmp_path: Path) -> None:
+    dataset: Any = datasets.Numbered(200, path=str(tmp_path / "fetches"))
+    expected = list(TorchDataLoader[Any](dataset, 50, num_workers=2, multiprocessing_context="fork"))
+    found = list(DataLoader[Any](dataset, 50, num_workers=2))
+    assert [batch["call"].tolist() for batch in found] == [batch["call"].tolist() for batch in expected]
+    assert sorted(map(int, (tmp_path / "fetches").read_text().split())) == sorted([*range(200), *range(200)])
 
 
 class Noting(Sampler[int]):

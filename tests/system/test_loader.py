@@ -54,6 +54,15 @@ def test_batches_are_the_same_bytes_whatever_the_number_of_workers() -> None:
     assert runs[0][0] != runs[0][1]
 
 
+def test_a_sample_is_fetched_once_in_an_epoch(tmp_path: Path) -> None:
+    log = tmp_path / "fetches"
+    with make_loader(lambda: datasets.Numbered(1000, path=str(log)), batch_size=50, validate=False) as loader:
+        for _ in zip(range(5), loader, strict=False):
+            pass
+    fetched = log.read_text().split()
+    assert len(fetched) == len(set(fetched))
+
+
 def test_batches_come_as_the_collate_returns_them() -> None:
     with make_loader(datasets.Counting, collate_fn=datasets.identity, shuffle=False, batch_size=3) as loader:
         batch = next(iter(loader))

@@ -23,7 +23,6 @@ from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.channel import new_epoll, new_eventfd
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.process import refuse_start
-from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec
 
 # Waits in epoll_wait(2) for worker processes, and uses no CPU while nothing happens.
@@ -120,7 +119,6 @@ class TemplateFleet(Fleet):
 
     def __init__(self, spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer) -> None:
         super().__init__(spec, options, explainer)
-        self.can_split = spec.options.has_own_collate and spec.options.rng is Rng.SAMPLE  # no draw tells the worker
         self.starter = Starter(self)
         self.lock = self.starter.lock
         self._building: Answer[float] | None = None

@@ -10,24 +10,19 @@ The end of a lease takes no lock: it only removes from a dict and appends to a d
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.errors import ProtocolError
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.scheduler.delivery import Lease, LeaseState
-from swift_loader.transport.channel import new_memfd
 from swift_loader.transport.messages import NO_SLOT, Batch
-from swift_loader.transport.segments import SHARED, Segment
-from swift_loader.transport.slots import TOO_LARGE, Leased
+from swift_loader.transport.segments import Segment
+from swift_loader.transport.slots import Leased
 from swift_loader.transport.task import MAX_SLOTS_PER_TASK
 
 MAX_COPIED_BYTES = 1 << 16
@@ -46,11 +41,6 @@ MAX_WASTED_BYTES = 1 << 28
 
 MAX_HELD_SLOTS = 512
 """The same limit as a count. Each slot is one mapping, and a process may have 65,530 mappings."""
-
-MAX_SHARED_FILES = 64
-"""With so many files of batches that several workers build, those of further batches aren't used again."""
-
-MAX_FREE_FILES = 8
 
 
 class LeaseBook:
@@ -220,76 +210,3 @@ class WorkerMemory:
         """Return all segments and forget them. Batches that the user keeps stay valid."""
         segments, self._segments = list(self._segments.values()), {}
         return segments
-
-
-class SharedFile:
-    """The memory of a batch that several workers build: a file, which they make as large as they need."""
-
-    def __init__(self) -> None:
-        """Be empty. If no descriptor is left, the workers will say that the parts don't fit."""
-        self.descriptor, self._process = -1, os.getpid()
-        self.segment: Segment | None = None
-        """What was mapped last."""
-        FORKS.holders.add(self)
-        with suppress(NoDescriptorsLeft):
-            self.descriptor = new_memfd("swift_loader")
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptor; -1 once closed."""
-        return [self.descriptor]
-
-    def map(self, nbytes: int) -> Segment:
-        """Return the memory, at least so large, once the workers have written it. Raises `SharedMemoryFull`."""
-        if self.segment is None or self.segment.nbytes < nbytes:
-            self.segment = Segment.map(self.descriptor, nbytes, SHARED)
-        return self.segment
-
-    def close(self, close: Callable[[int], None] = os.close, getpid: Callable[[], int] = os.getpid) -> None:
-        """Let workers write to it no more. Idempotent. Uses no global: at exit, the module's names may be gone."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0 and self._process == getpid():  # a fork may have closed it, see `Holder`
-            close(descriptor)
-
-    __del__ = close
-
-
-class SharedFiles:
-    """Recycles them, see `transport.slots`. A file has a descriptor, so not all are kept if the user keeps batches."""
-
-    def __init__(self) -> None:
-        self._all: WeakSet[SharedFile] = WeakSet()
-        """Those that are free, in flight, or in the user's hands."""
-        self._free: deque[SharedFile] = deque(maxlen=MAX_FREE_FILES)
-        self._max = MAX_SHARED_FILES
-        self._forks = FORKS
-
-    def take(self) -> SharedFile:
-        """Return a file that nobody uses."""
-        file = self._free.pop() if self._free else SharedFile()
-        self._all.add(file)
-        return file
-
-    def lend(self, file: SharedFile, nbytes: int) -> NDArray[np.uint8]:
-        """Return the first bytes of a file, which is in use as long as a view of them exists; a copy if there are many.
-
-        Raises `SharedMemoryFull` if it can't be mapped.
-        """
-        segment = file.map(nbytes)
-        if len(self._all) > MAX_HELD_SLOTS:
-            copied: NDArray[np.uint8] = segment.array()[:nbytes].copy()
-            self._free.append(file)
-            return copied
-        if len(self._all) > self._max or nbytes * TOO_LARGE < segment.nbytes:
-            file.close()
-        return Leased.over(segment.memory, nbytes, segment, partial(self._end, FORKS.stamp, file), 0)
-
-    def _end(self, stamp: object, file: SharedFile, _slot: int) -> None:
-        if file.descriptor >= 0 and not self._forks.may_have_seen(stamp):
-            self._free.append(file)
-
-    def close(self) -> None:
-        """Close all files. What the user keeps stays valid."""
-        self._max = 0
-        self._free.clear()
-        for file in list(self._all):
-            file.close()

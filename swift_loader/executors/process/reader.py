@@ -10,19 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import DatasetMismatch, ProtocolError, SharedMemoryFull
+from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle, ResumePoints
-from swift_loader.executors.process.memory import SharedFiles
 from swift_loader.executors.wording import BEFORE_TASKS, Explainer
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
-from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, Ready, SampleFailed, Skipped, StreamEnded
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.messages import NO_SLOT, Batch, BuildReport, Kind, Received, unpack_frame
+from swift_loader.transport.messages import Batch, BuildReport, Kind, Received, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 
@@ -198,9 +196,7 @@ class MessageReader:
             answer.snapshot = self._take_state(worker, batch)
         error = None
         task = worker.tasks[0] if worker.tasks else None
-        if task is not None and task.work.part is not None:
-            answer.batch = bytes(batch.meta), batch.num_blocks, batch.used_nbytes
-        elif self._explainer.is_needed(batch.generation):
+        if self._explainer.is_needed(batch.generation):
             error = self._decode(worker, batch, inbox, answer)
         else:
             worker.memory.discard(batch)
@@ -211,30 +207,6 @@ class MessageReader:
             return Answered(worker.serial, batch.generation, batch.sequence, error=error)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return answer
-
-    def join(self, delivery: Delivery, files: SharedFiles) -> None:
-        """Put the batch, or its error, into a delivery of parts: as views of what they were written to. Loop's thread.
-
-        Raises what a signal handler raised meanwhile.
-        """
-        split, inbox, started_ns = delivery.split, Inbox(), time.perf_counter_ns()
-        assert split is not None
-        meta, num_blocks, nbytes = delivery.batch
-        batch = Batch(0, meta, 0, NO_SLOT, num_blocks, 0, len(meta), 0, 0, 0, 0)
-        memory = np.empty(0, np.uint8)
-        delivery.split = delivery.batch = None
-        try:
-            if nbytes:
-                memory = files.lend(split.memory, nbytes)
-                if self.page_lock is not None:
-                    self.page_lock.lock(split.memory.segment)
-            delivery.error = self._decode_at(memory, batch, inbox, delivery)
-        except SharedMemoryFull as error:
-            delivery.error = error
-        decode_ns = time.perf_counter_ns() - started_ns
-        delivery.arrival = self._metrics.join_arrivals(split.arrivals, decode_ns)
-        if inbox.interrupt is not None:
-            raise inbox.interrupt
 
     def _take_state(self, worker: Handle, batch: Batch) -> bytes | None:
         """Return the state that came before a batch. From now on, a replacement of the worker would begin with it."""
@@ -248,12 +220,6 @@ class MessageReader:
         if self.page_lock is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self.page_lock.lock(segment)
         memory, answer.lease = worker.memory.lend(batch)
-        return self._decode_at(memory, batch, inbox, answer)
-
-    def _decode_at(
-        self, memory: NDArray[np.uint8], batch: Batch, inbox: Inbox, answer: Answered | Delivery
-    ) -> Exception | None:
-        """Do this, as views of this memory."""
         was_interrupted = False
         while True:
             try:

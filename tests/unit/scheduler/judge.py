@@ -22,7 +22,6 @@ from swift_loader.scheduler.messages import (
     StreamEnded,
     TemplateEnded,
 )
-from swift_loader.scheduler.parts import Split
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 AnyWork = TypeVar("AnyWork", bound=Work | None)
@@ -49,14 +48,12 @@ class Setting:
     """Steps of epoch 0 whose batch ends each worker that begins it."""
     lengths: tuple[int, ...] = (3, 0, 5, 1)
     """Batches of each shard of a stream."""
-    num_rows: int = 0
-    """Of each batch. 0: no batch is built in parts."""
-    fits: bool = True
-    """Whether parts fit together. Those of batches with an error never do."""
+    varies: bool = False
+    """Whether batches take long, and some far longer than others."""
 
     def keys(self, step: int) -> list[int]:
         """Return what a sampler chooses for a batch."""
-        return list(range(step, step + self.num_rows)) if self.num_rows else [step, 2 * step]
+        return [step, 2 * step]
 
 
 @dataclass
@@ -95,11 +92,6 @@ class Judge:
         self.delivered: list[Work] = []
         """Those of the generation."""
         self.num_ready = 0
-        self.num_ready_tasks = 0
-        """The same, but each part counts."""
-        self.parts: dict[Split, dict[int, tuple[int, object]]] = {}
-        """The parts that are built, of batches that weren't delivered: worker and header by the first row."""
-        self.misfits: set[Split] = set()
         self.deaths_in_a_row: Counter[int] = Counter()
         self.deaths_by_work: Counter[Hashable] = Counter()
         self.blamed: set[object] = set()
@@ -119,12 +111,12 @@ class Judge:
             record = self.records[event.worker]
             task = record.unanswered.popleft()
             record.since_s = now_s
-            if self.is_needed(task) and isinstance(event, Answered) and self.is_built(task, event):
+            if self.is_needed(task) and isinstance(event, Answered):
                 record.num_ready += 1
-                self.num_ready_tasks += 1
+                self.num_ready += 1
                 self.deaths_in_a_row.pop(record.worker_id, None)
                 self.deaths_in_a_row.pop(TEMPLATE, None)
-                self.deaths_by_work.pop(cause_of(task.work), None)
+                self.deaths_by_work.pop(key_of(task.work), None)
         elif isinstance(event, TemplateEnded):
             self.note_death(TEMPLATE, None)
         elif isinstance(event, Ended):
@@ -138,31 +130,8 @@ class Judge:
                 self.last_death = unbound(blamed.work) if blamed is not None else None, num_lost
 
     def is_needed(self, task: Send) -> bool:
-        """Return whether a task is of the generation, and not of a batch whose parts don't fit."""
-        part = task.work.part
-        return task.generation == self.generation and (part is None or part.split not in self.misfits)
-
-    def is_built(self, task: Send, answer: Answered) -> bool:
-        """Note what is built. Return False if it doesn't fit the other parts of its batch."""
-        part = task.work.part
-        if part is None:
-            self.num_ready += 1
-            return True
-        split, built = part.split, self.parts.setdefault(part.split, {})
-        if answer.error is not None or any(header != answer.batch for _, header in built.values()):
-            self.misfits.add(split)
-            for serial, _ in self.parts.pop(split).values():
-                self.forget_ready(serial)
-            return False
-        built[part.begin] = answer.worker, answer.batch
-        self.num_ready += len(built) == len(split.bounds) - 1
-        return True
-
-    def forget_ready(self, serial: int) -> None:
-        """Count what a worker built and nobody has got as gone."""
-        self.num_ready_tasks -= 1
-        if serial in self.records:
-            self.records[serial].num_ready -= 1
+        """Return whether a task is of the generation."""
+        return task.generation == self.generation
 
     def reap(self, serial: int) -> None:
         """Take down what a worker is at."""
@@ -178,16 +147,15 @@ class Judge:
         if self.deaths_in_a_row[worker_id] > self.setting.max_restarts:
             self.blamed.add("template" if worker_id == TEMPLATE else Decision.TOO_MANY)
         if task is not None:
-            self.deaths_by_work[cause_of(task.work)] += 1
-            if self.setting.max_restarts and self.deaths_by_work[cause_of(task.work)] >= 2:
+            self.deaths_by_work[key_of(task.work)] += 1
+            if self.setting.max_restarts and self.deaths_by_work[key_of(task.work)] >= 2:
                 self.blamed.add(Decision.BATCH_IS_TO_BLAME)
 
     def seek(self, begin: tuple[int, int], *, keeps_meaning: bool) -> None:
         """Begin another generation."""
         self.generation += 1
         self.begin, self.delivered = begin, []
-        self.num_ready, self.num_ready_tasks, self.works = 0, 0, {}
-        self.parts.clear()
+        self.num_ready, self.works = 0, {}
         for record in self.records.values():
             record.num_ready = 0
         self.meanings.append(self.meanings[-1] + (not keeps_meaning))
@@ -222,11 +190,7 @@ class Judge:
         assert not holders, f"{task} is being built"
         if task.sequence not in self.works:
             assert task.sequence == len(self.works), "a sequence was left out"
-            busy = [one for one in record.unanswered if one.generation == self.generation]
-            if task.work.part is not None:
-                assert not busy, "a part has to wait for another task"
-            else:
-                assert record.num_ready < self.setting.max_ready, "a worker has too many batches ready"
+            assert record.num_ready < self.setting.max_ready, "a worker has too many batches ready"
             if not isinstance(task.work, StreamWork):  # else some don't exist
                 begun = {key_of(work) for work in self.works.values()} | {key_of(task.work)}
                 assert len(begun) <= self.max_in_flight + len(self.delivered)
@@ -247,22 +211,14 @@ class Judge:
     def check_delivered(self, one: Delivery) -> None:
         assert one.num_before == len(self.delivered)
         assert one.work is not None
-        assert one.work.part is None
         assert (one.error is not None) == (one.work.step % 5 == 4)
+        meaning, work, serial = one.batch if one.error is None else one.error.args
+        assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
         self.num_ready -= 1
-        if one.split is not None:
-            built = self.parts.pop(one.split)
-            assert sorted(built) == one.split.bounds[:-1]
-            assert one.batch == ("header", self.meanings[self.generation], key_of(one.work), False)
-            for serial, _ in built.values():
-                self.forget_ready(serial)
-            assert one.failures == ()
-        else:
-            meaning, work, serial = one.batch if one.error is None else one.error.args
-            assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
-            self.forget_ready(serial)
-            assert one.failures in ((), (("sample", unbound(one.work)),))
-            assert bool(one.failures) == (one.work.step % 3 == 0)
+        if serial in self.records:
+            self.records[serial].num_ready -= 1
+        assert one.failures in ((), (("sample", unbound(one.work)),))
+        assert bool(one.failures) == (one.work.step % 3 == 0)
         self.delivered.append(one.work)
 
     def check_order(self) -> None:
@@ -303,11 +259,6 @@ def key_of(work: Work) -> Hashable:
     if isinstance(work, StreamWork):
         return work.epoch, work.worker_id, work.turn
     return work.epoch, work.step
-
-
-def cause_of(work: Work) -> Hashable:
-    """Return what tells whether two works are the same batch, or the same part of one."""
-    return key_of(work), None if work.part is None else work.part.begin
 
 
 def unbound(work: AnyWork) -> AnyWork:

@@ -38,12 +38,11 @@ from swift_loader.scheduler.messages import (
     Warn,
     WorkerLost,
 )
-from swift_loader.scheduler.parts import Splits
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork, WorkSource
 from tests.support.work import planned
-from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, key_of, unbound
+from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
 
 
@@ -55,8 +54,7 @@ class World:
         self.judge = Judge(setting)
         limits = Limits(setting.max_in_flight, setting.max_ready, 64, setting.in_order)
         settings = SchedulerSettings(limits, setting.max_restarts, TIMEOUT_S / 2, TIMEOUT_S)
-        splits = Splits() if setting.num_rows else None
-        self.scheduler = make(replace(settings, num_workers=setting.num_workers, splits=splits))
+        self.scheduler = make(replace(settings, num_workers=setting.num_workers))
         self.now_s = 0.0
         self.processes: dict[int, Process] = {}
         self.num_started = 0
@@ -218,17 +216,12 @@ class World:
         if isinstance(work, StreamWork) and work.turn >= self.setting.lengths[work.worker_id]:
             return [StreamEnded(serial, generation, sequence)]
         said: list[Event] = []
-        if work.part is not None:
-            is_odd = not self.setting.fits and work.part.begin > 0
-            header = ("header", self.judge.meanings[generation], key_of(work), is_odd)
-            error = ValueError("a part") if work.step % 5 == 4 else None
-            return [Answered(serial, generation, sequence, header, error, build_s=0.02)]
         if work.step % 3 == 0:
             said.append(SampleFailed(serial, generation, sequence, ("sample", work)))
         outcome = (self.judge.meanings[generation], work, serial)
         if work.step % 5 == 4:
             return [*said, Answered(serial, generation, sequence, error=ValueError(*outcome))]
-        build_s = (0.05 + 0.2 * (work.step % 2)) if self.setting.num_rows else 0.0005
+        build_s = (0.05 + 0.2 * (work.step % 2)) if self.setting.varies else 0.0005
         return [*said, Answered(serial, generation, sequence, outcome, build_s=build_s)]
 
     def end_template(self) -> None:
@@ -283,7 +276,7 @@ class World:
     def seek(self, epoch: int, step: int, *, keeps_meaning: bool = True) -> None:
         """Begin another generation."""
         source = self.source(epoch, step)
-        num_ready = self.judge.num_ready_tasks
+        num_ready = self.judge.num_ready
         self.judge.seek((epoch, step), keeps_meaning=keeps_meaning)
         self.queue = source if isinstance(source, IndexQueue) else None
         dropped = self.scheduler.begin(source, keeps_meaning=keeps_meaning)
@@ -294,7 +287,7 @@ class World:
     def source(self, epoch: int, step: int) -> WorkSource:
         """Return the work from a position on."""
         if self.setting.kind == "planned":
-            return planned(epoch, step, lambda _: NUM_BATCHES, batch_size=self.setting.num_rows)
+            return planned(epoch, step, lambda _: NUM_BATCHES)
         if self.setting.kind == "stream":
             return StreamRounds(epoch, self.setting.num_workers)
         queue = IndexQueue(epoch, self.judge.num_wanted, in_order=self.setting.kind == "bound")

@@ -29,7 +29,7 @@ LIMITS = st.builds(
 WORKS = st.one_of(
     st.just(PlannedWork(0, 0)),
     st.builds(StreamWork, st.just(0), st.just(0), st.integers(0, NUM_IDS), st.just(0)),
-    st.builds(IndexWork, st.just(0), st.just(0), st.just([1]), st.none() | st.integers(0, NUM_IDS), st.none()),
+    st.builds(IndexWork, st.just(0), st.just(0), st.just([1]), st.none() | st.integers(0, NUM_IDS)),
 )
 
 

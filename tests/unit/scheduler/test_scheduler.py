@@ -15,7 +15,6 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.parts import Split
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, Worker
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
@@ -30,8 +29,7 @@ SETTINGS = st.builds(
     max_restarts=st.integers(0, 3),
     kind=st.sampled_from(["planned", "index", "bound", "stream"]),
     cursed=st.frozensets(st.integers(0, NUM_BATCHES - 1), max_size=1),
-    num_rows=st.sampled_from([0, 17, 64]),
-    fits=st.booleans(),
+    varies=st.booleans(),
 )
 
 NUM_MUTANT_RUNS = 3000
@@ -46,8 +44,7 @@ def random_case(rng: random.Random) -> tuple[Setting, bytes]:
         max_restarts=rng.randint(0, 3),
         kind=rng.choice(["planned", "index", "bound", "stream"]),
         cursed=frozenset(rng.sample(range(NUM_BATCHES), rng.random() < 0.3)),
-        num_rows=rng.choice([0, 17, 64]),
-        fits=rng.random() < 0.7,
+        varies=rng.random() < 0.5,
     )
     return setting, rng.randbytes(rng.randint(0, 150))
 
@@ -182,14 +179,6 @@ def start_too_few_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_start", start)
 
 
-def take_parts_that_do_not_fit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Split, "fits", lambda self, header: True)
-
-
-def deliver_before_all_parts_are_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Split, "is_ready", property(lambda self: bool(self.arrivals)))
-
-
 MUTANTS = [
     never_resend,
     survive_one_death_more,
@@ -200,8 +189,6 @@ MUTANTS = [
     deliver_what_is_ready_first,
     exceed_what_may_be_in_flight,
     start_too_few_workers,
-    take_parts_that_do_not_fit,
-    deliver_before_all_parts_are_there,
 ]
 
 
