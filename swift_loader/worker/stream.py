@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
+from swift_loader.checks import can_call_without_arguments
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.messages import FailureStage
@@ -54,8 +55,11 @@ class Stateful(Protocol):
 
 
 def is_stateful(thing: Any) -> bool:
-    """Return whether an object is `Stateful`, also by `__getattr__`, which `isinstance` doesn't see everywhere."""
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+    """Return whether an object is `Stateful`, also by `__getattr__`, which `isinstance` doesn't see everywhere.
+
+    Not if its `state_dict` needs arguments, which only a loader of its own package knows.
+    """
+    return hasattr(thing, "load_state_dict") and can_call_without_arguments(getattr(thing, "state_dict", None))
 
 
 def has_exact_state(thing: Any) -> bool:

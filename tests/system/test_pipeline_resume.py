@@ -147,6 +147,25 @@ def test_a_source_with_a_state_is_not_pulled_from_the_beginning() -> None:
     assert source.num_pulled < 350
 
 
+class ForAnotherLoader(Numbers):
+    """Its `state_dict` is for the loader of its own package, as that of MosaicML's and litData's streams."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        raise AssertionError((num_samples, from_beginning))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError(state)
+
+
+def test_a_state_that_needs_arguments_is_not_asked_for() -> None:
+    pipeline = Pipeline(ForAnotherLoader(30), continuous=True)
+    first = list(itertools.islice(pipeline, 20))
+    with Pipeline(ForAnotherLoader(30), continuous=True) as resumed:
+        resumed.load_state_dict(pipeline.state_dict())
+        assert first + list(resumed) == list(resumed) == list(range(30))
+    pipeline.close()
+
+
 def test_a_sequence_is_not_pulled_from_the_beginning() -> None:
     pipeline = Pipeline(range(10**9)).map(functions.plus_one)
     pipeline.load_state_dict({**pipeline.state_dict(), "epoch": 4, "place": [10**9 - 2], "sources": [None]})
