@@ -30,6 +30,7 @@ from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
 from swift_loader.metrics.observations import stage_times
 from swift_loader.report.tuning import NEARLY, Machine, Window
+from swift_loader.sampling.mixture import Mixture
 from swift_loader.testing import assert_resume_exact
 from swift_loader.worker.process import die_with_parent, end_process
 from swift_loader.worker.seeding import Rng, seed_for_construction
@@ -434,9 +435,10 @@ def part_of(target: str, indices: Sequence[int]) -> Part:
 
 
 def without_loader(thing: Any) -> Any:
-    """Return the dataset of a loader, and anything else as it is."""
+    """Return the dataset of a loader, the rows of a mixture, and anything else as it is."""
     is_loader = hasattr(thing, "dataset") and not hasattr(type(thing), "__getitem__")
-    return thing.dataset if is_loader else thing
+    dataset = thing.dataset if is_loader else thing
+    return dataset.rows if isinstance(dataset, Mixture) else dataset
 
 
 def _process_settings() -> dict[str, Any]:

@@ -42,8 +42,8 @@ RAMP_PIECES = 64
 
 MAX_ROWS = 10**12
 _EPOCH_UNIT, _SOURCE_UNIT = 10**16, 10**12
-"""The index of a sample is `(epoch + 1) * 10**16 + source * 10**12 + row`. So it can be read, and is more than a place
-in the row of all sources."""
+"""The index of a sample is `(epoch + 1) * 10**16 + source * 10**12 + row`. So it can be read, and is more than any row
+number of all sources."""
 _NUM_EPOCHS = 900
 """Indices fit into 63 bits, so epochs of a source begin again after so many."""
 
@@ -148,13 +148,12 @@ class Mix:
         return self._rests[key]
 
     def locate(self, index: int) -> tuple[int, int, int]:
-        """Return number of the source, row and epoch of an index of the `Mixture`. An IndexError if it has none."""
+        """Return number of the source, row and epoch of an index or a row number. An IndexError if it has none."""
         number, epoch, row = 0, 0, int(index)
         if row >= _EPOCH_UNIT:
             epoch, rest = divmod(row - _EPOCH_UNIT, _EPOCH_UNIT)
             number, row = divmod(rest, _SOURCE_UNIT)
-        elif 0 <= row < max(self._ends[-1], self.epoch_size):
-            row %= self._ends[-1]
+        elif 0 <= row < self._ends[-1]:
             number = bisect_right(self._ends, row)
             row -= self._ends[number] - self.lengths[number]
         if number >= len(self.lengths) or not 0 <= row < self.lengths[number]:
@@ -178,7 +177,7 @@ class Mix:
         return replace(self, changes=(*(one for one in self.changes if one[0] < position), (position, weights)))
 
     def excluding(self, settings: OrderSettings, position: int, rows: Iterable[int]) -> Mix:
-        """Return the mix without rows from a position on, given as indices of the `Mixture`.
+        """Return the mix without rows from a position on, given as indices or row numbers of the `Mixture`.
 
         A ValueError if there is no such row, or if none is left of a source.
         """
@@ -500,9 +499,9 @@ class Mixture:
     once all its rows came, it begins again, in a new order. A mixture's epoch is `epoch_size` samples, and the next one
     goes on where it ended.
 
-    `mixture[i]` is row `i` of all sources in a row, as in torch's `ConcatDataset`, and again from the first one. The
-    loader and the samplers use other indices, which also say how often a source was visited before:
-    `(epoch + 1) * 10**16 + source * 10**12 + row`. `locate` names the row of any index.
+    Its indices also say how often a source was visited before: `(epoch + 1) * 10**16 + source * 10**12 + row`. Only
+    `SwiftLoader`, `ShuffleBatchSampler` and `ShuffleSampler` know which come next, and `locate` names their rows. Other
+    samplers count from 0 and know no weights, so `mixture[0]` is an error. `mixture.rows` is what such samplers read.
     """
 
     def __init__(
@@ -548,7 +547,21 @@ class Mixture:
         return self._mix.epoch_size
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample. What a source raises has a note that names the row."""
+        """Return the sample of an index that a loader, a sampler or `index` gave.
+
+        What a source raises has a note that names the row.
+
+        Raises:
+            ValueError: It is a row number, which would ignore the weights.
+            IndexError: There is no such row.
+        """
+        if index < _EPOCH_UNIT:
+            raise ValueError(
+                f"{index} is no index of this Mixture, but a row number, as from a sampler or a wrapper that doesn't "
+                f"know the weights: they would be ignored. Give SwiftLoader(dataset=mixture), or DataLoader(mixture, "
+                f"batch_sampler=ShuffleBatchSampler(mixture, batch_size)), which also split it over the ranks; wrap "
+                f"the sources, not the mixture. Without the weights, read mixture.rows"
+            )
         name, row, _ = self.locate(index)
         try:
             return self.sources[name][row]
@@ -557,7 +570,7 @@ class Mixture:
             raise
 
     def locate(self, index: int) -> Row:
-        """Return which row an index is, such as one of `loader.batch_indices`.
+        """Return which row an index is, such as one of `loader.batch_indices`, or an index of `rows`.
 
         Raises:
             IndexError: There is no such row.
@@ -574,10 +587,29 @@ class Mixture:
         number = self._mix.names.index(source) if source in self.sources else -1
         if number < 0 or not 0 <= row < self._mix.lengths[number]:
             raise IndexError(f"{source!r} has no row {row}; the sources are {_shown_sources(self._mix)}")
-        return sum(self._mix.lengths[:number]) + row
+        return _EPOCH_UNIT + number * _SOURCE_UNIT + row
+
+    @property
+    def rows(self) -> MixtureRows:
+        """All rows of all sources one after the other, each once, as a map-style dataset. It has no weights."""
+        return MixtureRows(self)
 
     def __repr__(self) -> str:
         return f"<Mixture: {self._mix.shown(0)}, {len(self):,} samples>"
+
+
+class MixtureRows:
+    """The rows of a mixture's sources, as torch's `ConcatDataset` has them."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._mixture, self._numbers = mixture, range(sum(_lengths_of(mixture.sources)))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, row: int) -> Any:
+        name, row, _ = self._mixture.locate(self._numbers[row])
+        return self._mixture[self._mixture.index(name, row)]
 
 
 def _lengths_of(sources: Any) -> tuple[int, ...]:
@@ -587,6 +619,11 @@ def _lengths_of(sources: Any) -> tuple[int, ...]:
     if not 1 <= len(sources) <= MAX_SOURCES:
         raise ValueError(f"there are {len(sources)} sources; a mixture has 1 to {MAX_SOURCES}")
     for name, source in sources.items():
+        if isinstance(source, Mixture):
+            raise TypeError(
+                f"the source {name!r} is a Mixture, whose weights would be ignored; name its sources in this one, with "
+                f"weights of their own, or give its rows without weights: {name!r}: mixture.rows"
+            )
         if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
             raise TypeError(
                 f"the source {name!r} is a {type(source).__name__}; it must be a map-style dataset, which has "

@@ -20,6 +20,7 @@ import numpy as np
 
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import ProtocolError
+from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
@@ -263,10 +264,13 @@ class DatasetBuilder:
         look = check_samples_in_fork if self.is_shared else check_samples
         may_hang = self.spec.options.on_error is not OnError.RAISE  # which nothing would end here
         is_checked = self.spec.options.validate and (self.is_shared or not may_hang)
-        chosen = chosen_indices(self._num_samples) if is_checked else []
+        dataset, num_samples = self._dataset, self._num_samples
+        if isinstance(dataset, Mixture):
+            dataset, num_samples = dataset.rows, len(dataset.rows)
+        chosen = chosen_indices(num_samples) if is_checked else []
         if not chosen:
             return self.report_length()
-        sample_check = look(self._dataset, chosen, self.definitions)
+        sample_check = look(dataset, chosen, self.definitions)
         self._draws, self.slow_fork = sample_check.draws, sample_check.slow_fork
         return report(self._num_samples, sample_check.checksums)
 

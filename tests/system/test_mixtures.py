@@ -10,11 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch.utils.data as torch_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader import DataLoader, Mixture, ShuffleBatchSampler, SwiftLoader, cached
+from swift_loader import (
+    DataLoader,
+    LengthBucketBatchSampler,
+    Mixture,
+    ShuffleBatchSampler,
+    SwiftLoader,
+    TokenBudgetBatchSampler,
+    TooManyErrors,
+    cached,
+    distributed,
+)
 from swift_loader.__main__ import main
+from swift_loader.pipeline import Pipeline
 from swift_loader.vision import create_loader
 from tests.support.helpers import worker_processes
 
@@ -54,6 +66,56 @@ def mixture_in_a_worker() -> Mixture:
 def test_a_door_that_does_not_know_the_weights_refuses_a_mixture(make: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="Mixture"):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: DataLoader(m, batch_size=8, sampler=torch_data.DistributedSampler(m, 2, 1)),
+        lambda m: DataLoader(m, batch_size=8, sampler=distributed(torch_data.RandomSampler(m), 1, 0, seed=0)),
+        lambda m: DataLoader(m, batch_sampler=LengthBucketBatchSampler([1] * len(m), 8, seed=0)),
+        lambda m: DataLoader(m, batch_sampler=TokenBudgetBatchSampler([1] * len(m), 8, seed=0), num_workers=1),
+        lambda m: DataLoader(torch_data.random_split(m, [0.5, 0.5])[0], batch_size=8, shuffle=True),
+        lambda m: DataLoader(torch_data.ConcatDataset([m, m.rows]), batch_size=8),
+        lambda m: DataLoader(cached(torch_data.Subset(m, range(40))), batch_size=8),
+        lambda m: torch_data.DataLoader(m, batch_size=8, shuffle=True),
+        lambda m: SwiftLoader(dataset=torch_data.Subset(m, range(40)), batch_size=8, worker_per_consumer=0, seed=0),
+        lambda m: SwiftLoader(
+            dataset=torch_data.Subset(m, range(40)), worker_per_consumer=0, seed=0, on_error="skip", validate=False
+        ),
+        Pipeline,
+    ],
+)
+def test_what_reads_a_mixture_by_row_numbers_is_refused_in_the_loop(make: Any) -> None:
+    loader = make(mixture_of())
+    with pytest.raises((ValueError, TooManyErrors)) as caught:
+        next(iter(loader))
+    assert "row number" in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_the_rows_of_a_mixture_suit_any_sampler() -> None:
+    rows = mixture_of().rows
+    lengths = [1] * len(rows)
+    loader: Any = DataLoader(rows, batch_sampler=LengthBucketBatchSampler(lengths, 8, seed=0))  # type: ignore[arg-type,var-annotated]
+    found = [(name, row) for batch in loader for name, row, _ in batch.tolist()]
+    assert sorted(found) == [(number, row) for number, size in enumerate((40, 7, 300)) for row in range(size)]
+
+
+def test_a_wrapper_that_passes_the_indices_on_keeps_the_weights() -> None:
+    class Mapped:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def __getitem__(self, index: int) -> Any:
+            return self.inner[index][0]
+
+    mixture = mixture_of()
+    sampler = ShuffleBatchSampler(mixture, 12, seed=3)
+    names = [name for batch in DataLoader(Mapped(mixture), batch_sampler=sampler) for name in batch.tolist()]  # type: ignore[arg-type,var-annotated]
+    assert [names.count(number) for number in range(3)] == pytest.approx([120, 72, 48], abs=2)
 
 
 def test_a_data_loader_with_a_sampler_gives_the_rows_of_a_swift_loader() -> None:

@@ -152,20 +152,31 @@ def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
 
 def test_an_index_names_a_row() -> None:
     mixture = Mixture({"web": range(5), "code": range(100, 107)}, {"web": 1, "code": 3}, epoch_size=40)
-    assert (len(mixture), mixture[4], mixture[5], mixture.locate(11)) == (40, 4, 100, ("code", 6, 0))
+    assert (len(mixture), mixture.locate(11)) == (40, ("code", 6, 0))
     order = Order(40, OrderSettings(0, True, 0, 1, mix_of(mixture)))
     indices = order.indices(1, np.arange(40))
     assert len(set(indices.tolist())) == 40
     rows = [mixture.locate(index) for index in indices.tolist()]
     assert [mixture[index] for index in indices.tolist()] == [mixture.sources[one.source][one.row] for one in rows]
     assert sum(one.source == "web" for one in rows) == 10
-    assert (mixture.index("web", 4), mixture.index("code", 6)) == (4, 11)
+    assert (mixture[mixture.index("web", 4)], mixture[np.int64(mixture.index("code", 6))]) == (4, 106)
     with pytest.raises(IndexError):
         mixture.index("code", 7)
-    assert mixture[39] == mixture[39 % 12]
-    for wrong in (-1, 40, int(indices.max()) + 100):
+    for wrong in (-1, 12, int(indices.max()) + 100):
         with pytest.raises(IndexError, match="beyond"):
             mixture.locate(wrong)
+
+
+def test_the_rows_of_a_mixture_have_no_weights_and_its_row_numbers_are_refused() -> None:
+    mixture = Mixture({"web": range(5), "code": range(100, 107)}, {"web": 1, "code": 3}, epoch_size=40)
+    assert (len(mixture.rows), list(mixture.rows), mixture.rows[-1]) == (12, [*range(5), *range(100, 107)], 106)
+    with pytest.raises(IndexError):
+        mixture.rows[12]
+    for number in (0, 11, 39, -1):
+        with pytest.raises(ValueError, match=rf"^{number} is no index of this Mixture.*mixture\.rows"):
+            mixture[number]
+    with pytest.raises(ValueError, match="row number"):
+        list(mixture)  # type: ignore[call-overload]
 
 
 def test_weights_may_ramp_and_have_a_temperature() -> None:
@@ -191,6 +202,7 @@ def test_weights_may_ramp_and_have_a_temperature() -> None:
         ({"sources": [range(3)]}, TypeError),
         ({"sources": {"a": iter("abc")}}, TypeError),
         ({"sources": {"a": []}}, ValueError),
+        ({"sources": {"a": Mixture({"b": range(3)})}}, TypeError),
         ({"weights": {"a": 1}}, ValueError),
         ({"weights": {"a": 0, "b": 0}}, ValueError),
         ({"weights": {"a": 1, "b": float("nan")}}, ValueError),
