@@ -39,7 +39,6 @@ from swift_loader.worker.torch_worker import set_num_threads
 _SAMPLES_SHARE, _AGAIN_SHARE, _BATCHES_SHARE, _RANDOMNESS_SHARE = 0.5, 0.1, 0.15, 0.25
 """Of the seconds for measurements."""
 
-_MAX_PRINTED = 120
 _MAX_BATCHES = 20
 _ENOUGH_HITS = 200
 """Of a small dataset of fast samples, one pass shows too few stacks."""
@@ -52,9 +51,6 @@ _TAIL = 5.0
 """A sample is slow if it takes so many times the median."""
 _LEAST_TAIL_S = 1e-3
 """And so much more than the median, in seconds: less is the noise of the machine."""
-
-_PRINTS_EACH = 0.5
-"""Lines printed per sample from which on samples are said to print."""
 
 _BEYOND_THE_END = (IndexError, KeyError, StopIteration)
 """What a dataset raises for an index that it doesn't have."""
@@ -131,21 +127,20 @@ class _Examiner:
         self.save(self.diagnosis)
         if not num_samples:
             return []
+        self._place.at("looking at the dataset's attributes")
         held = list(contents.walk(dataset))
         contents.judge_containers(held, self._settings.num_workers, self.diagnosis)
-        lengths, process = contents.lengths_of(held), _process_settings()
+        lengths = contents.lengths_of(held)
         subject = Subject(dataset, num_samples, self._place)
         good = self._measure(subject)
         self.save(self.diagnosis)
         if not good:
             return []
-        error = self._measure_batches(dataset, good)
+        self._measure_batches(dataset, good)
         self._judge_workers()
-        samples.judge_leaves(good, error, self.diagnosis)
         self.save(self.diagnosis)
         close, seconds = [sample.index for sample in good[:_NUM_CLOSE]], _RANDOMNESS_SHARE * self._settings.seconds
         samples.judge_randomness(subject, close, seconds, self.diagnosis)
-        self._judge_settings(process)
         contents.judge_growth(lengths, list(contents.walk(dataset)), len(good), self.diagnosis)
         self.save(self.diagnosis)
         return good
@@ -157,7 +152,6 @@ class _Examiner:
         find_target(self._settings.target)
         set_num_threads(1)  # as in the loader's processes: torch's threads would outlive the constructor
         self._place.at("building the dataset")
-        hazards = contents.hazards_now()
         seed_for_construction(Rng.SAMPLE)
         began_s = time.perf_counter()
         try:
@@ -179,8 +173,6 @@ class _Examiner:
                 is_torch = torch_data is not None and collate_fn is torch_data.default_collate
                 self._collate_fn = torch_collate if is_torch else collate_fn
         self.diagnosis.dataset = type_name(dataset)
-        self._place.at("looking at the dataset's attributes")
-        contents.judge_sharing(list(contents.walk(dataset)), hazards, self.diagnosis)
         return dataset
 
     def _length_of(self, dataset: Any) -> int:
@@ -206,7 +198,6 @@ class _Examiner:
         """Fetch samples one by one for some seconds, and find what is wrong. Return those that succeeded."""
         good: list[Fetch] = []
         failures: list[Fetch] = []
-        num_printed = len(self._printed())
         sampler = StackSampler()
         deadline_s = time.perf_counter() + _SAMPLES_SHARE * self._settings.seconds
         for index in samples.probe_order(subject.num_samples):
@@ -221,7 +212,6 @@ class _Examiner:
                 break
             subject.fetch(sample.index, sampler)
         sampler.stop()
-        self._judge_output(subject.num_fetches, self._printed()[num_printed:])
         self._judge_failures(subject, failures, len(good))
         if good:
             if not failures:
@@ -286,40 +276,10 @@ class _Examiner:
             list(slow),
         )
 
-    def _printed(self) -> bytes:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return (self._folder / "output").read_bytes()
-
-    def _judge_output(self, num_fetches: int, printed: bytes) -> None:
-        lines = printed.decode(errors="replace").splitlines()
-        if len(lines) >= _PRINTS_EACH * max(1, num_fetches):
-            self.diagnosis.warning(
-                "side effects",
-                "Samples print, which slows workers down and floods the terminal.",
-                f"{len(lines):,} lines for {counted(num_fetches, 'sample')}, such as {lines[-1][:_MAX_PRINTED]!r}",
-                "Remove the print, or silence the library's warnings.",
-            )
-        elif not lines:
-            self.diagnosis.healthy.append("fetching samples prints nothing")
-
-    def _judge_settings(self, before: dict[str, Any]) -> None:
-        now = _process_settings()  # what torch set when it was imported doesn't count
-        changed = [name for name, value in before.items() if now.get(name, value) != value]
-        if changed:
-            self.diagnosis.warning(
-                "side effects",
-                "Fetching a sample changes settings of the whole process.",
-                f"changed while samples were fetched: {quoted(changed)}",
-                "Set it back at the end of __getitem__, or set it once in the constructor.",
-            )
-        else:
-            self.diagnosis.healthy.append("fetching samples changes no setting of the process")
-
     # Batches
 
-    def _measure_batches(self, dataset: Any, good: Sequence[Fetch]) -> str:
-        """Build batches for some seconds, at least one, as a worker does. Return what the collate function raised."""
+    def _measure_batches(self, dataset: Any, good: Sequence[Fetch]) -> None:
+        """Build batches for some seconds, at least one, as a worker does."""
         seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in good) / len(good)
         batch_size = min(self._batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
         collate_fn = self._collate_fn
@@ -332,11 +292,18 @@ class _Examiner:
             try:
                 for batch in loader:
                     self._place.at("building batches")
-                    nbytes = nbytes or sum(leaf.nbytes for leaf in samples.layout_of(batch))
+                    nbytes = nbytes or samples.nbytes_of(batch)
                     if time.perf_counter() > deadline_s:
                         break
             except Exception as error:
-                return text_of(error)
+                self.diagnosis.fault(
+                    "leaves",
+                    "Samples can't be collated into a batch.",
+                    text_of(error),
+                    "Pad or crop to one shape in __getitem__, and return arrays, tensors, numbers or containers of "
+                    "them; or pass a collate_fn, such as one that pads to the longest sample of the batch.",
+                )
+                return
             observed = loader.report().observations
         assert observed is not None  # a loader measures by default
         batches = observed.batches[1:] if len(observed.batches) > 1 else observed.batches  # the first one warms up
@@ -350,7 +317,6 @@ class _Examiner:
                 "Stack arrays or tensors, not lists of numbers; collate_fn(samples, memory) writes to shared memory.",
             )
         self.diagnosis.batch = BatchTime(batch_size, p50_s, float(times["build"].mean()) / 1e9, collate_s, nbytes)
-        return ""
 
     def _judge_workers(self) -> None:
         """Find out how many workers keep a training step fed, by the tuner's formula."""
@@ -439,20 +405,3 @@ def without_loader(thing: Any) -> Any:
     is_loader = hasattr(thing, "dataset") and not hasattr(type(thing), "__getitem__")
     dataset = thing.dataset if is_loader else thing
     return dataset.rows if isinstance(dataset, Mixture) else dataset
-
-
-def _process_settings() -> dict[str, Any]:
-    """Return settings of the process that a sample had better leave alone."""
-    settings: dict[str, Any] = {
-        "the working directory": os.getcwd(),
-        "os.environ": dict(os.environ),
-        "sys.path": list(sys.path),
-    }
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        settings |= {
-            "torch's default dtype": str(torch.get_default_dtype()),
-            "torch's number of threads": torch.get_num_threads(),
-            "torch's grad mode": torch.is_grad_enabled(),
-        }
-    return settings

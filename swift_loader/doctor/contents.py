@@ -1,4 +1,4 @@
-"""What the dataset holds: objects that workers can't share, containers of Python objects, random generators.
+"""What the dataset holds: containers of Python objects, random generators.
 
 Forked workers share the pages of the dataset until they write to them. Reading a Python object writes: it counts the
 reference in the object's header. So each worker ends with its own copy of all Python objects that it has read. The data
@@ -11,17 +11,12 @@ import functools
 import io
 import logging
 import random
-import socket
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -30,7 +25,6 @@ import numpy as np
 from swift_loader.batch.tree import type_name
 from swift_loader.doctor.examination import Diagnosis, quoted
 from swift_loader.errors import nbytes_text
-from swift_loader.worker.process import ForkHazards
 
 Held = list[tuple[str, Any]]
 """All that `walk` yields of the dataset."""
@@ -44,82 +38,6 @@ _MAX_NESTING = 5
 _GROWS_SHARE = 0.5
 """A container that gets so many items per sample grows with the samples."""
 
-_BY_NAME = {
-    ("h5py", "File"): "an open HDF5 file",
-    ("h5py", "Dataset"): "a dataset of an open HDF5 file",
-    ("h5py", "Group"): "a group of an open HDF5 file",
-    ("sqlite3", "Connection"): "an open database",
-    ("lmdb", "Environment"): "an open database",
-    ("lmdb", "_Environment"): "an open database",
-    ("zipfile", "ZipFile"): "an open archive",
-    ("tarfile", "TarFile"): "an open archive",
-    ("multiprocessing", "Pool"): "a pool of processes",
-    ("multiprocessing", "SemLock"): "a lock of processes",
-    ("multiprocessing", "Queue"): "a queue between processes",
-    ("multiprocessing", "Connection"): "a pipe between processes",
-}
-"""(top-level module, class) -> what it is."""
-
-# What workers can share -----------------------------------------------------------------------------------------------
-
-
-def hazards_now() -> Any:
-    """Return the descriptors and threads of this process; None on a system without /proc."""
-    if not Path("/proc/self/fd").is_dir():
-        return None
-    found = ForkHazards.settled([], [])
-    own = {str(thread.native_id) for thread in threading.enumerate()}  # libraries' threads do no harm
-    return replace(found, threads=found.threads & own)
-
-
-def judge_sharing(held: Held, before: Any, diagnosis: Diagnosis) -> None:
-    """Find what keeps workers from sharing the dataset. `before` is what `hazards_now` returned before it was built."""
-    after = hazards_now()
-    hazards = "" if after is None else after.beyond(before, "building it")
-    found = {path: f"dataset{path} is {what} ({type_name(thing)})" for path, thing in held if (what := _open(thing))}
-    seen = [text for path, text in found.items() if not _is_inside(path, [one for one in found if one != path])]
-    if seen or hazards:
-        diagnosis.warning(
-            "sharing",
-            "Workers can't share the dataset: each one builds its own, which takes time and memory.",
-            "; ".join(filter(None, [quoted(seen), hazards])),
-            "Open it in __getitem__ when it is first needed, not in the constructor: then workers share the dataset's "
-            "memory.",
-        )
-    else:
-        diagnosis.healthy.append("building it leaves no open file, socket or thread: workers share one dataset")
-
-
-def _is_inside(path: str, others: Iterable[str]) -> bool:
-    """Return whether a path begins with another one: a buffered file holds a raw one."""
-    return path.startswith(tuple(f"{other}{step}" for other in others for step in ".[{"))
-
-
-def _open(thing: Any) -> str:
-    """Return in words what an object is that processes can't share; empty if it is nothing of that kind."""
-    if isinstance(thing, io.IOBase):
-        is_memory = isinstance(thing, (io.BytesIO, io.StringIO))
-        return "" if is_memory or thing.closed or _is_standard(thing) else "an open file"
-    if isinstance(thing, socket.socket):
-        return "a socket" if thing.fileno() >= 0 else ""
-    if isinstance(thing, threading.Thread):
-        return "a running thread" if thing.is_alive() else ""
-    if isinstance(thing, Executor):
-        return "a pool of threads or processes"
-    if isinstance(thing, subprocess.Popen):
-        return "a running process"
-    names = ((kind.__module__.split(".")[0], kind.__name__) for kind in type(thing).__mro__)
-    return next((_BY_NAME[name] for name in names if name in _BY_NAME), "")
-
-
-def _is_standard(file: io.IOBase) -> bool:
-    """Return whether it is one of the standard streams, which processes share in any case."""
-    try:
-        return file.fileno() in range(3)
-    except (OSError, ValueError):
-        return False
-
-
 # What grows in workers ------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +45,8 @@ def judge_containers(held: Held, num_workers: int, diagnosis: Diagnosis) -> None
     """Find containers with many Python objects, the largest first."""
     found: list[tuple[float, float, str, str]] = []
     for path, thing in held:
-        if not _is_inside(path, [one[2] for one in found]):
+        inside = tuple(f"{one[2]}{step}" for one in found for step in ".[{")
+        if not path.startswith(inside):  # else it is counted with what holds it
             found += ((*_size_of(items), where, kind) for where, kind, items in _objects_of(path, thing))
     large = sorted((one for one in found if one[0] >= _LARGE_NBYTES), reverse=True)
     for nbytes, num_objects, path, kind in large:

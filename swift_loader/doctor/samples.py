@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,9 +38,6 @@ _MAX_TEXT = 300
 _NUM_SLOWEST = 8
 _MAX_SAMPLES = 20_000
 """Of very fast samples, more say nothing new."""
-
-_TEXT = {"U": "text", "S": "bytes"}
-"""Kinds of NumPy's dtypes that depend on the length of the text."""
 
 _PLACE_SIZE = 64
 
@@ -75,7 +72,7 @@ class Fetch:
     took_s: float
     cpu_s: float
     """CPU time of the thread that fetched it."""
-    layout: tuple[Leaf, ...]
+    nbytes: int
     error: BaseException | None
     """What the sample raised, without its frames."""
     line: Line | None
@@ -124,10 +121,10 @@ class Subject:
             if sampler is not None:
                 sampler.index = None  # before anything else: what comes now isn't the sample's time
         if raised is None:
-            return Fetch(index, took_s, cpu_s, layout_of(sample), None, None)
+            return Fetch(index, took_s, cpu_s, nbytes_of(sample), None, None)
         frames = traceback.extract_tb(raised.__traceback__)[::-1]
         stack = [Line(one.filename, one.lineno or 0, one.name) for one in frames if is_users_file(one.filename)]
-        return Fetch(index, took_s, cpu_s, (), raised.with_traceback(None), line_of(stack))
+        return Fetch(index, took_s, cpu_s, 0, raised.with_traceback(None), line_of(stack))
 
     def first_failing(self) -> int:
         """Return the index from which on samples fail, if the last one does."""
@@ -167,7 +164,7 @@ def timing_of(samples: Sequence[Fetch]) -> Timing:
         cpu_share=cpu_share,
         core_wait_share=min(1 - cpu_share, cpu_share * waited_ns / max(1, ran_ns)),
         slowest=tuple((sample.index, sample.took_s) for sample in slowest),
-        nbytes=float(np.mean([sum(leaf.nbytes for leaf in sample.layout) for sample in samples])),
+        nbytes=float(np.mean([sample.nbytes for sample in samples])),
         samples_per_s=1 / max(mean_s, 1e-9),
     )
 
@@ -241,77 +238,20 @@ def _stack_from(frame: FrameType | None) -> list[Line]:
     return []
 
 
-# Leaves ---------------------------------------------------------------------------------------------------------------
+# Size -----------------------------------------------------------------------------------------------------------------
 
 
-class Leaf(NamedTuple):
-    """A leaf of a sample."""
-
-    path: str
-    """Such as `['image']` or `[0]`; empty if the sample is a leaf itself."""
-    dtype: str
-    """Of other objects than arrays and tensors, the type."""
-    shape: tuple[int, ...] | None
-    nbytes: int
+def nbytes_of(sample: Any) -> int:
+    """Return the size of a sample's or batch's leaves."""
+    return sum(_nbytes(leaf) for _, leaf in leaves_of(sample))
 
 
-def layout_of(sample: Any) -> tuple[Leaf, ...]:
-    """Return what a sample consists of."""
-    return tuple(_described(path, leaf) for path, leaf in leaves_of(sample))
-
-
-def _described(path: str, leaf: Any) -> Leaf:
-    torch = sys.modules.get("torch")
-    if isinstance(leaf, (np.ndarray, np.generic)) or (torch is not None and isinstance(leaf, torch.Tensor)):
-        dtype = _TEXT.get(getattr(leaf.dtype, "kind", ""), str(leaf.dtype))
-        return Leaf(path, dtype, tuple(map(int, leaf.shape)), int(leaf.nbytes))
+def _nbytes(leaf: Any) -> int:
     if hasattr(leaf, "getbands") and hasattr(leaf, "width"):  # an image of Pillow's
-        nbytes = leaf.width * leaf.height * len(leaf.getbands())
-    else:
-        nbytes = len(leaf) if isinstance(leaf, (str, bytes)) else sys.getsizeof(leaf)
-    return Leaf(path, type_name(leaf), None, nbytes)
-
-
-def judge_leaves(samples: Sequence[Fetch], error: str, diagnosis: Diagnosis) -> None:
-    """Find leaves that can't be collated, and dtypes that surprise. `error` is what the collate function raised."""
-    by_forms: dict[frozenset[str], list[int]] = defaultdict(list)
-    arrays: dict[str, Leaf] = {}
-    for sample in samples:
-        arrays |= {f"sample{leaf.path}": leaf for leaf in sample.layout if leaf.shape}
-        shapes = [(leaf, "" if leaf.shape is None else f" {leaf.shape}") for leaf in sample.layout]
-        by_forms[frozenset(f"sample{leaf.path}: {leaf.dtype}{shape}" for leaf, shape in shapes)].append(sample.index)
-    usual, *odd = sorted(by_forms.items(), key=lambda item: -len(item[1]))
-    differing = sorted({form for forms, _ in odd for form in forms ^ usual[0]})
-    if error or any("(" in form for form in differing):  # text of any length is no trouble
-        leaf_text = f", because of {differing[0].split(':')[0]}" if differing else ""
-        seen = f"{'the others differ in' if odd else 'these are'} {quoted(differing or sorted(usual[0]))}"
-        seen += f"; the collate function raised {error}" if error else ""
-        (diagnosis.fault if error else diagnosis.warning)(
-            "leaves",
-            f"Samples can't be collated into a batch{leaf_text}.",
-            f"{len(usual[1])} of {len(samples)} samples have the same leaves; {seen}",
-            "Pad or crop to one shape in __getitem__, and return arrays, tensors, numbers or containers of them; or "
-            "pass a collate_fn, such as one that pads to the longest sample of the batch.",
-            sorted(min(indices) for _, indices in odd),
-        )
-    else:
-        diagnosis.healthy.append("all samples have the same leaves, with the same dtypes and shapes")
-    objects = [path for path, leaf in arrays.items() if leaf.dtype == "object"]
-    doubles = [f"{path} {leaf.shape}" for path, leaf in arrays.items() if leaf.dtype.endswith("float64")]
-    if objects:
-        diagnosis.warning(
-            "leaves",
-            "A leaf is an array of Python objects, which is slow to send and no tensor can be made of.",
-            quoted(objects),
-            "Return an array of numbers, or a list.",
-        )
-    if doubles:
-        diagnosis.note(
-            "leaves",
-            "A leaf is float64, twice the bytes of float32, which models usually want.",
-            quoted(doubles),
-            "Convert it with .astype(numpy.float32), unless the precision is needed.",
-        )
+        return int(leaf.width * leaf.height * len(leaf.getbands()))
+    if isinstance(leaf, (str, bytes)):
+        return len(leaf)
+    return int(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf))
 
 
 # Randomness -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -102,17 +101,6 @@ class SlowLine(Sound):
         return super().__getitem__(index)
 
 
-class OpenFile(Sound):
-    def __init__(self) -> None:
-        self.file = open(__file__, encoding="utf-8")
-
-
-class RunningThread(Sound):
-    def __init__(self) -> None:
-        self.thread = threading.Thread(target=threading.Event().wait, daemon=True)
-        self.thread.start()
-
-
 class Failing(Sound):
     def __getitem__(self, index: int) -> Any:
         if index == FAILING:
@@ -148,12 +136,6 @@ class Hanging(Sound):
         return super().__getitem__(index)
 
 
-class Chatty(Sound):
-    def __getitem__(self, index: int) -> Any:
-        sys.stdout.write(f"sample {index}\n")
-        return super().__getitem__(index)
-
-
 class Growing(Sound):
     def __init__(self) -> None:
         self.cache: dict[int, Any] = {}
@@ -166,12 +148,6 @@ class Reseeding(Sound):
     def __getitem__(self, index: int) -> Any:
         random.seed(index)
         return {"noise": random.random()}
-
-
-class Moving(Sound):
-    def __getitem__(self, index: int) -> Any:
-        os.chdir("/")
-        return super().__getitem__(index)
 
 
 class Empty(Sound):
@@ -193,11 +169,10 @@ class ExitingConstructor(Sound):
         os._exit(0)
 
 
-class SeveralFaults(OpenFile):
-    """An open file, samples that draw unkeyed, one that fails and some that are ragged."""
+class SeveralFaults(Sound):
+    """Samples that draw unkeyed, one that fails and some that are ragged."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.rng = np.random.default_rng(0)
 
     def __getitem__(self, index: int) -> Any:
@@ -225,33 +200,9 @@ def _folder() -> Path:
     return Path(os.environ[FOLDER])
 
 
-def write_samples(folder: Path) -> None:
-    import h5py
-
-    generator = np.random.default_rng(0)
-    with h5py.File(folder / "samples.h5", "w") as file:
-        file["image"] = generator.random((200, 16), np.float32)
-        file["label"] = np.arange(200)
-
-
 def images() -> Any:
     """timm's ImageDataset with its augmentations, over the JPEGs of the folder."""
     from timm.data import ImageDataset, create_transform
 
     transform = create_transform((3, 32, 32), is_training=True, auto_augment="rand-m9-mstd0.5")
     return ImageDataset(str(_folder()), transform=transform)
-
-
-class Hdf5(Sound):
-    """Keeps its file open, as many do."""
-
-    def __init__(self) -> None:
-        import h5py
-
-        self.file = h5py.File(_folder() / "samples.h5")
-
-    def __len__(self) -> int:
-        return len(self.file["image"])
-
-    def __getitem__(self, index: int) -> Any:
-        return {"image": self.file["image"][index], "label": self.file["label"][index]}
