@@ -61,12 +61,19 @@ class LeaseBook:
 
         `used`: how many bytes of it the batch fills; None: all.
         """
-        self._held[slot] = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
+        lease = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
+        self._held[slot] = lease
         self._largest = max(self._largest, segment.nbytes)
-        return Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, FORKS.stamp), slot)
+        return Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, FORKS.stamp, lease), slot)
 
-    def _end(self, stamp: object, slot: int) -> None:
-        self.release(slot, is_shared=self._forks.may_have_seen(stamp))
+    def _end(self, stamp: object, lease: Lease, slot: int) -> None:
+        is_shared = self._forks.may_have_seen(stamp)
+        if is_shared:
+            self._shared.append(slot)  # first, see `not_free`
+        if self._held.get(slot) is lease:  # a retired slot's number may be another one's by now
+            del self._held[slot]
+        if not is_shared:
+            self.release(slot)  # last: then the next batch may be in it, with a lease of its own
 
     def lease_of(self, slot: int) -> Lease | None:
         """Return how a slot is in use; None if it isn't."""
@@ -80,10 +87,9 @@ class LeaseBook:
         )  # in one step: building a list of items may run the garbage collector, which may end a lease
         return {slot for slot, lease in held.items() if lease.state is not LeaseState.READY}
 
-    def release(self, slot: int, *, is_shared: bool = False) -> None:
-        """Note that a slot isn't in use any more; `is_shared` tells that a forked child may have it still."""
-        (self._shared if is_shared else self._ended).append(slot)  # first, see `not_free`
-        self._held.pop(slot, None)
+    def release(self, slot: int) -> None:
+        """Note that no batch is in a slot any more, so that it may be written again."""
+        self._ended.append(slot)
 
     def not_free(self) -> set[int]:
         """Return the slots that are in use, or that a forked child may have. A lease may end meanwhile."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,34 @@ def test_a_book_is_full_when_too_much_is_held_and_not_after_some_has_ended(
     assert found == fullness
     del held[1:]
     assert not book.is_full
+
+
+class Interrupting(deque[int]):
+    """Another thread does something right after a slot was added."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self.then = then
+
+    def append(self, slot: int) -> None:
+        super().append(slot)
+        self.then()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_slot_that_comes_back_may_be_lent_at_once(is_shared: bool) -> None:
+    book, segment = LeaseBook(), segment_of()
+    held: list[Bytes] = []
+    interrupting = Interrupting(lambda: held.append(book.lease(0, segment)) if not held else None)
+    first = book.lease(0, segment)
+    if is_shared:
+        fork_once()
+        book._shared = interrupting
+    else:
+        book._ended = interrupting
+    del first
+    assert book.lease_of(0) is not None
+    assert 0 in book.not_free()
 
 
 def fork_once() -> None:
