@@ -10,6 +10,8 @@ import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -148,7 +150,8 @@ def search(whole: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
     to_see = [whole]
     while to_see:
         thing = to_see.pop()
-        if id(thing) in seen or isinstance(thing, _LEAVES):
+        # Not `isinstance`, which asks the object for its class. A proxy asks another object, which may be gone.
+        if id(thing) in seen or issubclass(type(thing), _LEAVES):
             continue
         seen[id(thing)] = thing
         if is_wanted(thing):
@@ -159,11 +162,19 @@ def search(whole: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
 
 def _held(thing: Any) -> list[Any]:
     """Return the items and attributes of an object that may hold something."""
-    items = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, _COLLECTIONS) else ()
-    if type(thing) in _PLAIN:
+    kind, held = type(thing), list[Any]()
+    if kind in _PLAIN:
+        items = thing.values() if kind is dict else thing
         return [] if _EMPTY.issuperset(map(type, items)) else [part for part in items if type(part) not in _EMPTY]
-    held = [*items, *getattr(thing, "__dict__", {}).values()]
-    for kind in type(thing).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        held += (getattr(thing, name, None) for name in ([slots] if isinstance(slots, str) else slots))
+    slots = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    for name in ("__dict__", *chain.from_iterable([one] if isinstance(one, str) else one for one in slots)):
+        with suppress(Exception):  # it isn't there; or the class has code of its own for that, which fails
+            value = object.__getattribute__(thing, name)
+            held += value.values() if name == "__dict__" else [value]
+    with suppress(Exception):  # the same
+        # A Mapping with attributes keeps its items there, or makes them, as `np.load` reads each from the file.
+        if issubclass(kind, dict) or (issubclass(kind, Mapping) and not held):
+            held += thing.values()
+        elif issubclass(kind, _COLLECTIONS):
+            held += thing
     return [part for part in held if type(part) not in _EMPTY]

@@ -138,7 +138,7 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
         return True
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
     where = [loader.dataset, loader.collate_fn]
-    return any(True for _ in search(where, lambda thing: isinstance(thing, kinds)))
+    return any(True for _ in search(where, lambda thing: issubclass(type(thing), kinds)))
 
 
 def first_number(num_workers: Any) -> int:

@@ -60,7 +60,7 @@ def why_fork_is_needed(options: WorkerOptions) -> str:
     for name in ("dataset", "collate_fn"):
         given = getattr(options, name)
         whole = [given, *_kept_by(given)]
-        for thing in search(whole, lambda thing: isinstance(thing, classes) or _is_shared_tensor(thing)):
+        for thing in search(whole, lambda thing: issubclass(type(thing), classes) or _is_shared_tensor(thing)):
             what = "a tensor in shared memory" if _is_shared_tensor(thing) else f"a {type_name(thing)}"
             return f"{name} holds {what}, which only forks of this process share with it"
     return ""
@@ -86,7 +86,7 @@ def _kept_by(function: Any) -> list[Any]:
 
 def _is_shared_tensor(thing: Any) -> bool:
     torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(thing, torch.Tensor) or thing.device.type != "cpu":
+    if torch is None or not issubclass(type(thing), torch.Tensor) or thing.device.type != "cpu":
         return False
     try:
         return bool(thing.is_shared())

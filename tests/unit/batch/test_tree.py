@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import collections
+import random
+import weakref
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,6 +16,7 @@ from swift_loader.batch.tree import (
     children,
     find_unencodable,
     rebuilt,
+    search,
     steps,
 )
 from tests.support.containers import FrozenPair, Pair, Point
@@ -61,6 +65,51 @@ def test_children_that_know_their_parent_end() -> None:
 
 
 KEYS = st.one_of(st.integers(), st.text(max_size=3))
+
+
+class Reserved:
+    """Takes any attribute for a key, as what `np.load` returns does."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class Refusing(Mapping[str, Any]):
+    """Can't be iterated over."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __getitem__(self, key: str) -> Any:
+        raise OSError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        raise OSError
+
+    def __len__(self) -> int:
+        raise OSError
+
+
+class Slotted:
+    """Has an attribute that isn't set, and one that raises."""
+
+    __slots__ = ("held", "missing")
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("kind", [Reserved, Refusing, Slotted])
+def test_a_search_runs_no_code_of_the_objects_that_it_meets(kind: Any) -> None:
+    gone = weakref.proxy(Node())
+    whole = [gone, {"x": (kind(wanted := random.Random()), gone)}]
+    assert [*search(whole, lambda thing: type(thing) is random.Random)] == [wanted]
 
 
 def containers_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
