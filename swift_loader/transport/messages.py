@@ -2,7 +2,7 @@
 
 `unpack` raises `ProtocolError` for a body that `pack` doesn't write. It checks lengths before it reads anything.
 
-`Batch` is on the hot path and packed by hand, as `task.Task` is. The others travel once per worker, segment or failure.
+`Batch` is on the hot path and packed by hand.
 """
 
 from __future__ import annotations
