@@ -155,7 +155,8 @@ class SwiftLoader(Closing):
                 that draws from the generators gets a warning.
             on_error: What happens if the `__getitem__` of a sample [fails](failures.md#a-sample-fails): it raises, or
                 `timeout` ends and it has run for more than half of that time. `"raise"` raises its error. `"skip"`
-                leaves it out of its batch. `"replace"` takes another sample, chosen by (seed, epoch, index).
+                leaves it out of its batch. `"replace"` takes another sample, chosen by (seed, epoch, index): no
+                excluded row, and of a `Mixture`, one of the same source.
             max_errors: How many samples of this rank may fail in an epoch: an integer, or a float between 0 and 1 as a
                 fraction of the rank's samples. One more raises `TooManyErrors`. The count starts with the epoch, or
                 with a resumed run. None: no limit.

@@ -122,6 +122,20 @@ class Plan:
         is_whole = not skips.ranges and not skips.exclusions and (mix is None or not mix.last_change(epoch))
         return NO_GAPS if is_whole else skips.gaps(self.order, epoch)
 
+    def others(self, index: int) -> tuple[int, int, Gaps]:
+        """Return which samples may take the place of one: the first index of its dataset, their number, and the gaps.
+
+        The gaps are that sample and all excluded rows. The dataset of a mixture's sample is its source, because others
+        may have the weight 0.
+        """
+        first, length, skips, mix = 0, self.order.num_samples, self.settings.skips, self.order.settings.mix
+        if mix is not None:
+            source, row, _ = mix.locate(index)
+            first, length, skips = index - row, mix.lengths[source], dict(mix.excluded).get(source, NO_SKIPS)
+        rows = np.concatenate([np.array([index - first]), *(one.rows for one in skips.exclusions)])
+        gaps = Gaps(rows, rows + 1)
+        return first, length - gaps.num_positions, gaps
+
     @property
     def whole(self) -> Plan:
         """Rank 0's plan, which never has fewer batches than others', if the run never skipped a step and never stopped.

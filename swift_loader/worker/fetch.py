@@ -257,9 +257,12 @@ class PlannedSamples(Samples):
         """Fetch another sample in place of the failed one; return its dataset index."""
         failed, others = fetching.index, list[str]()
         known = self._hung.get((fetching.epoch, failed))
-        for attempt in range(known.num_replacements if known else 0, MAX_REPLACEMENTS if self._num_samples > 1 else 0):
+        assert self._reader is not None, "use_plan comes first"
+        first, num_others, taken_out = self._reader.plan.others(failed)
+        for attempt in range(known.num_replacements if known else 0, MAX_REPLACEMENTS if num_others else 0):
             key = derive_key(fetching.seed, Purpose.REPLACEMENT.value, fetching.epoch, failed, attempt)
-            index = (failed + 1 + key % (self._num_samples - 1)) % self._num_samples  # any index except `failed`
+            place = (taken_out.place_of(failed - first) + key) % num_others
+            index = first + taken_out.position_of(place)
             if (fetching.epoch, index) in self._hung:
                 others.append(f"{index} (hangs)")
                 continue

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from swift_loader import (
+    Mixture,
     RemoteTraceback,
     SampleFailure,
     SwiftLoader,
@@ -154,6 +155,23 @@ def test_no_sample_is_left_out_because_its_batch_is_slow() -> None:
     with loader, pytest.raises(WorkerStalled, match="has ended two workers"):
         list(loader)
     assert not loader.failures
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_no_replacement_is_excluded_or_of_a_source_with_the_weight_0(is_mixed: bool) -> None:
+    used: Any = Failing(num_samples=20, bad=(0, 1))
+    sources = {"used": used, "other": Failing(num_samples=30, bad=())}
+    mixture = Mixture(sources, weights={"used": 1, "other": 0})
+    dataset, gone = used, list(range(4, 20))
+    if is_mixed:
+        dataset, gone = mixture, [mixture.index("used", row) for row in gone]
+    with SwiftLoader(dataset=dataset, batch_size=1, worker_per_consumer=0, seed=1, on_error="replace") as loader:
+        loader.exclude(gone)
+        seen = {int(batch["id"][0]) for _ in range(5) for batch in loader}
+        replaced_by = [failure.replaced_by for failure in loader.failures]
+    assert seen == {2, 3}
+    assert replaced_by
 
 
 @pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")
