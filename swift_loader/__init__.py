@@ -47,7 +47,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swift_loader.batch.collate import default_collate
+    from swift_loader.batch.collate import BatchMemory, default_collate
     from swift_loader.dataloader.dataloader import DataLoader
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetch import DevicePrefetcher, batch_key
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from swift_loader.worker.stream import Stateful
 
 __all__ = [
+    "BatchMemory",
     "CacheCorrupt",
     "CacheMismatch",
     "DataLoader",
@@ -136,6 +137,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 _HOMES = {
+    "BatchMemory": "swift_loader.batch.collate",
     "DataLoader": "swift_loader.dataloader.dataloader",
     "DevicePrefetcher": "swift_loader.device.prefetch",
     "Mixture": "swift_loader.sampling.mixture",

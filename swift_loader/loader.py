@@ -161,8 +161,8 @@ class SwiftLoader(Closing):
                 fraction of the rank's samples. One more raises `TooManyErrors`. The count starts with the epoch, or
                 with a resumed run. None: no limit.
             collate_fn: Function that turns a list of samples into a [batch](datasets.md#batches). Default:
-                `swift_loader.default_collate`. If it has a parameter `memory`, it gets the `BatchMemory` in which
-                batches are sent. Arrays that it allocates there aren't copied again.
+                `swift_loader.default_collate`. If it has a parameter `memory: BatchMemory`, with this annotation, it
+                gets the memory in which batches are sent. Arrays that it allocates there aren't copied again.
             batch_encoder: Function that turns a batch into bytes, in the worker. Default: the built-in codec. Give
                 `batch_decoder`, too.
             batch_decoder: Function that turns these bytes into a batch, in the trainer.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class BatchMemory:
-    """Allocates the arrays and tensors of a batch. A `collate_fn` gets it if it has a parameter `memory`.
+    """Allocates the arrays and tensors of a batch. A `collate_fn` gets it by a parameter `memory: BatchMemory`.
 
     In a worker, this is the memory in which the batch is sent. The class itself allocates on the heap.
     """
@@ -79,13 +80,16 @@ Collate = Callable[[Any, BatchMemory], Any]
 def collate_into(collate_fn: Callable[..., Any] | None) -> Collate:
     """Return a collate function in the form that the loader calls; None means the default collate.
 
-    If `collate_fn` has a parameter `memory`, as `default_collate` does, it gets the memory that the batch is sent in.
-    Arrays that it makes there aren't copied again. Otherwise it gets only the samples.
+    If `collate_fn` has a parameter `memory` that is annotated with `BatchMemory`, as `default_collate` has, it gets the
+    memory that the batch is sent in. Arrays that it makes there aren't copied again. Otherwise it gets only the
+    samples: any other parameter is the user's.
     """
-    if collate_fn is None:
-        return default_collate
-    with suppress(TypeError, ValueError):  # some C callables have no signature
-        if "memory" in inspect.signature(collate_fn).parameters:
+    if collate_fn is None or collate_fn is collate_to_send:
+        return collate_fn or default_collate
+    with suppress(Exception):  # some C callables have no signature, and a user's `__signature__` may raise
+        parameter = inspect.signature(collate_fn).parameters.get("memory")
+        is_bound = "memory" in getattr(collate_fn, "keywords", ())  # of a partial
+        if parameter is not None and not is_bound and re.search(r"\bBatchMemory\b", str(parameter.annotation)):
             return lambda samples, memory: collate_fn(samples, memory=memory)
     return lambda samples, memory: collate_fn(samples)  # noqa: ARG005 - the user's function doesn't take it
 
@@ -234,7 +238,6 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
     """
     if not samples:
         raise ValueError("a batch of no samples can't be collated; pass at least one")
-    torch = sys.modules.get("torch")
     has_tensor = torch is not None and _has_tensor(samples[0], torch)
     try:
         return _collate(samples, memory or BatchMemory(), torch if has_tensor else None)

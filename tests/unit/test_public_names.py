@@ -37,6 +37,7 @@ WORDS: dict[str, type[Enum]] = {
 
 def test_the_public_names_are_these() -> None:
     assert swift_loader.__all__ == [
+        "BatchMemory",
         "CacheCorrupt",
         "CacheMismatch",
         "DataLoader",

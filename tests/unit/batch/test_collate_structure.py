@@ -3,6 +3,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -114,6 +115,42 @@ def with_memory(samples: list[Any], memory: BatchMemory) -> NDArray[Any]:
     batch = memory.empty((len(samples),), np.int64)
     batch[:] = samples
     return batch
+
+
+def with_own_memory(samples: list[int], memory: Any = None) -> tuple[list[int], Any]:
+    return samples, memory
+
+
+class OwnMemory:
+    def __call__(self, samples: list[int], memory: int = 3) -> tuple[list[int], Any]:
+        return samples, memory
+
+    def collate(self, samples: list[int], *, memory: object = "own") -> tuple[list[int], Any]:
+        return samples, memory
+
+
+def with_options(samples: list[int], **options: Any) -> tuple[list[int], Any]:
+    return samples, options
+
+
+def with_bound(samples: list[int], memory: BatchMemory | int = 0) -> tuple[list[int], Any]:
+    return samples, memory
+
+
+@pytest.mark.parametrize(
+    ("collate_fn", "memory"),
+    [
+        (with_own_memory, None),
+        (partial(with_own_memory, memory=[7]), [7]),
+        (partial(with_bound, memory=7), 7),
+        (OwnMemory(), 3),
+        (OwnMemory().collate, "own"),
+        (with_options, {}),
+        (lambda samples, memory=5: (samples, memory), 5),
+    ],
+)
+def test_a_parameter_memory_without_the_annotation_is_the_users(collate_fn: Any, memory: Any) -> None:
+    assert collate_into(collate_fn)([1, 2], Arena(np.zeros(64, np.uint8))) == ([1, 2], memory)
 
 
 class CallableCollate:
