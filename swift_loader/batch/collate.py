@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from swift_loader.batch.tree import ATOMS, children, rebuilt, steps
+from swift_loader.batch.tree import ATOMS, children, rebuilt, steps, type_name
 
 if TYPE_CHECKING:
     import torch
@@ -236,6 +236,10 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
         ValueError: Structures, lengths or shapes differ, and the message names the path and the difference; or there is
             no sample.
     """
+    torch = sys.modules.get("torch")
+    given: Any = samples
+    if not isinstance(given, Sequence):
+        samples = _rows_of(given, torch)
     if not samples:
         raise ValueError("a batch of no samples can't be collated; pass at least one")
     has_tensor = torch is not None and _has_tensor(samples[0], torch)
@@ -246,6 +250,21 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
             f"sample{mismatch.path}: {mismatch.text}. All samples of a batch must have the same structure and shapes; "
             f"pad or crop them in the dataset, or pass a collate_fn"
         ) from None
+
+
+def _rows_of(batch: Any, torch: ModuleType | None) -> list[Any]:
+    """Return the rows of an array or a tensor."""
+    if not isinstance(batch, np.ndarray) and (torch is None or not isinstance(batch, torch.Tensor)):
+        raise _whole(batch)
+    return list(batch)
+
+
+def _whole(batch: Any) -> TypeError:
+    return TypeError(
+        f"a {type_name(batch)} is no list of samples, which default collating takes. Have the dataset's __getitems__ "
+        f"return one sample per index. If it returns whole batches, pass a collate_fn. It gets what __getitems__ "
+        f"returned, so a function that returns its argument keeps that"
+    )
 
 
 def _has_tensor(thing: Any, torch: ModuleType) -> bool:
@@ -510,6 +529,8 @@ def collate_to_send(samples: Any, memory: SendMemory | None = None) -> Any:
 
     `memory` None: the batch isn't sent, so it has tensors. Raises what torch raises, with its message.
     """
+    if isinstance(samples, Mapping):  # torch would take its keys for samples
+        raise _whole(samples)
     # The functions are torch's own, or ours in their place; and tensors are made on the CPU.
     if memory is not None and _is_default_cpu() and _are_torchs(tuple(_torchs().default_collate_fn_map.items())):
         used = memory.used

@@ -167,6 +167,9 @@ class PlannedSamples(Samples):
         self._definitions = definitions
         self._get_items: Any = getattr(dataset, "__getitems__", None)
         self._gives_single_samples = _has_own_get_item(dataset)
+        """Whether `__getitem__` gives the samples of `__getitems__`."""
+        self._may_fail_singly = True
+        """False: `__getitems__` returns whole batches, from which no sample can be left out."""
         has_singles = self._gives_single_samples or self._get_items is None
         self.singles: Any = dataset if has_singles else _Singles(self._get_items)
         """Returns one sample for an index."""
@@ -195,7 +198,8 @@ class PlannedSamples(Samples):
         fetching = Fetching(seed, epoch, indices, samples, in_bulk=is_keyed_apart)
         seeding.begin(fetching)
         failures: list[SampleFailed] = []
-        if get_items is None or not self._fetch_in_bulk(fetching, get_items):
+        whole = None if get_items is None else self._fetch_in_bulk(fetching, get_items)
+        if whole is None:
             while len(samples) < len(fetching.indices):
                 try:
                     self._fetch_rest(fetching)
@@ -204,22 +208,27 @@ class PlannedSamples(Samples):
                         is_done = len(samples) == len(fetching.indices)  # a handler raised behind the last one
                         raise BuildError(FailureStage.FETCH, None if is_done else fetching.index) from error
                     self._do_without(harmless(error), fetching, failures)
-        return Fetched(samples.copy(), failures, len(samples))
+        return Fetched(samples.copy() if whole is None else whole, failures, len(samples))
 
-    def _fetch_in_bulk(self, fetching: Fetching, get_items: Any) -> bool:
-        """Fetch all samples at once. Return False if one of them failed: then they must be fetched one by one."""
+    def _fetch_in_bulk(self, fetching: Fetching, get_items: Any) -> Any:
+        """Return what `__getitems__` returns. None if a sample failed: then they must be fetched one by one."""
         indices = fetching.indices
         try:
             if self._hung and self._first_hung(fetching) is not None:
                 raise TimeoutError  # so fetch them one by one
-            fetching.samples.extend(_check_count(get_items(list(indices)), len(indices)))
+            fetched = get_items(list(indices))
+            if isinstance(fetched, Sequence) or hasattr(type(fetched), "shape"):  # as arrays and tensors have
+                _check_count(fetched, len(indices))
+            if not isinstance(fetched, Sequence):  # it goes to the `collate_fn` as it is, as with torch
+                self._gives_single_samples = self._may_fail_singly = False
+            fetching.samples.extend([None] * len(indices))  # their number tells how far it is
         except Exception as error:
-            if self._on_error is OnError.RAISE:
+            if self._on_error is OnError.RAISE or not self._may_fail_singly:
                 raise BuildError(FailureStage.FETCH) from harmless(error)  # it isn't known which index failed
             fetching.fetch_one_by_one()
             self.counters.fetch_one_by_one()
-            return False
-        return True
+            return None
+        return fetched
 
     def _fetch_rest(self, fetching: Fetching) -> None:
         """Fetch the remaining samples one by one."""

@@ -67,6 +67,19 @@ class Batched(Counting):
         return [{"id": index, "batch": len(indices)} for index in indices]
 
 
+class Columns(Counting):
+    """Returns a batch as a dict, and refuses `__getitem__`."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise AssertionError("__getitem__ was called although there is __getitems__")
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, NDArray[np.int64]]:
+        return {"id": np.array(indices), "minus": -np.array(indices)}
+
+
 class Values:
     """Each sample is one of the values, as it is."""
 

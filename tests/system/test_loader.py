@@ -63,6 +63,21 @@ def test_a_sample_is_fetched_once_in_an_epoch(tmp_path: Path) -> None:
     assert len(fetched) == len(set(fetched))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_whole_batch_of_getitems_goes_to_the_collate_function(workers: int, batch_size: int) -> None:
+    with make_loader(datasets.Columns, workers=workers, batch_size=batch_size, shuffle=False) as loader:
+        with pytest.raises(TypeError, match="dict is no list of samples, which default collating takes"):
+            next(iter(loader))
+        with loader.with_collate_fn(datasets.identity) as whole:
+            batches = [{name: column.tolist() for name, column in batch.items()} for batch in whole]
+    ids = list(range(6))
+    assert batches == [
+        {"id": part, "minus": [-one for one in part]}
+        for part in (ids[begin : begin + batch_size] for begin in range(0, 6, batch_size))
+    ]
+
+
 def test_batches_come_as_the_collate_returns_them() -> None:
     with make_loader(datasets.Counting, collate_fn=datasets.identity, shuffle=False, batch_size=3) as loader:
         batch = next(iter(loader))
