@@ -124,8 +124,7 @@ class InlineEpoch(Epoch):
             while is_again:  # samples drew without their seeds
                 try:
                     error, fetched = None, samples.fetch(task).samples
-                    if samples.seeding.by_sample:
-                        samples.seeding.begin_collate()
+                    samples.seeding.begin_collate()
                     batch = self._collate(fetched)
                 except stream.StreamEnd:
                     raise StopIteration from None

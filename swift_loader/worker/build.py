@@ -162,6 +162,7 @@ class BatchBuilder:
         else:
             self.samples = KeyedSamples(dataset, mode, options.rng, seed, worker)
         self._collate = collate_into(options.collate_fn)
+        self._has_users_collate = not options.has_own_collate
         self._batch_encoder = options.batch_encoder
         self._usage = ThreadUsage() if usage is None else usage
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
@@ -205,7 +206,7 @@ class BatchBuilder:
         slot = _BatchSlot(store, sorted(self._sizes)[-2:][0])
         try:
             arena = Arena(slot.memory, more=slot.take_for)
-            if samples.seeding.by_sample:
+            if self._has_users_collate or samples.seeding.by_sample:
                 samples.seeding.begin_collate()
             try:
                 batch = self._collate(fetched.samples, arena)

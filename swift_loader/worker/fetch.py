@@ -360,7 +360,7 @@ class KeyedSamples(Samples):
         `seed`: the base seed that the generators were seeded with. `worker` None: nothing here is a worker.
         """
         # A batch that is built twice would change the dataset's state twice.
-        super().__init__(Seeding(rng, by_sample=rng is Rng.SAMPLE and hasattr(dataset, "state_dict")))
+        super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and hasattr(dataset, "state_dict")))
         self._dataset = dataset
         self._mode = mode
         self._seed = seed

@@ -7,8 +7,9 @@ touched. New code calls `sample_rng()`.
 
 Seeding takes 9 us per sample. That is too much for samples that take 2 us and draw nothing, so it is lazy: the
 generators' states are compared after each batch. If they haven't changed, nothing was drawn. If they have, the batch is
-built again with a seed for each sample, as are all later batches. Samples are then fetched one by one, even if the
-dataset has `__getitems__`.
+built again with a seed for each sample, as are the later ones. Samples are then fetched one by one, even if the dataset
+has `__getitems__`. So in the first batch of each further epoch, each sample is looked at: if none draws any more, no
+sample is seeded from then on. If only the `collate_fn` draws, only that is seeded.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.random  # NumPy does it when it is first used, which takes 15 ms in each worker
 
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
+
+if TYPE_CHECKING:
+    import torch
 
 # The global random generators of a process: `random`, the legacy `numpy.random`, and torch's default generator.
 #
@@ -65,8 +69,7 @@ def snapshot_generators() -> Snapshot:
     torch = sys.modules.get("torch")
     if torch is None:
         return _snapshot_python(), _snapshot_numpy()
-    state = torch.default_generator.get_state()
-    return _snapshot_python(), _snapshot_numpy(), ctypes.string_at(state.data_ptr(), state.numel())
+    return _snapshot_python(), _snapshot_numpy(), _snapshot_torch(torch.default_generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ def _snapshot_numpy() -> object:
     return ctypes.string_at(end - _LOOKED_AT_BYTES, _LOOKED_AT_BYTES)
 
 
+def _snapshot_torch(generator: torch.Generator) -> object:
+    state = generator.get_state()
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
 @cache
 def _address_of_python() -> int | None:
     """Return the address of the state of `random`, right after the object's header; None if it isn't there.
@@ -168,30 +176,41 @@ class Rng(str, Enum):
 class Seeding:
     """Seeds the batches of one worker. Not thread-safe, as the global generators aren't."""
 
-    def __init__(self, rng: Rng, *, by_sample: bool = False) -> None:
+    def __init__(self, rng: Rng, *, by_sample: bool = False, builds_once: bool = False) -> None:
+        """`builds_once`: a batch can't be built again, so each sample is seeded, also if none draws."""
         self._rng = rng
-        self.by_sample = by_sample
-        """Whether each sample is seeded: because samples draw, or because the caller asked for it. If so, fetch samples
-        one by one, each after `begin_sample`."""
+        self.by_sample = by_sample or builds_once
+        """Whether each sample is seeded. If so, fetch samples one by one, each after `begin_sample`."""
+        self._builds_once = builds_once
         self._had_torch = False
         self._idle: Snapshot | None = None
         """Snapshot of the generators before anything was drawn."""
+        self._seeded: Snapshot | None = None
+        """The same, in a batch that is looked at. None: it isn't, or something was drawn."""
+        self._collate_draws = False
+        """Whether the `collate_fn` draws, so that it is seeded."""
+        self._samples_drew: bool | None = None
+        """Whether the batch's samples have. None: it isn't known yet."""
+        self._epoch: int | None = None
+        """Of the last batch."""
         self._keys: list[int] = []
-        self._collate_key = 0
+        self._fetching: Fetching | None = None
+        """What was begun and not ended."""
         self._outer: Fetching | None = None
 
     def begin(self, fetching: Fetching) -> None:
         """Seed for a batch. Call `needs_rebuild` after each `begin`."""
-        self._outer = _enter(fetching)
+        self._outer, self._fetching = _enter(fetching), fetching
+        is_new, self._epoch = self._epoch != fetching.epoch, fetching.epoch
+        self._samples_drew = None
         if self._rng is not Rng.SAMPLE:
             return
-        seed, epoch, indices = fetching.seed, fetching.epoch, fetching.indices
         self._had_torch = "torch" in sys.modules
         if self.by_sample:
-            base = derive_key(seed, Purpose.SAMPLE.value, epoch)
-            self._keys = derive_keys(base, np.array(indices, np.int64).view(np.uint64)).tolist()
-            self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, *indices[:1])
-            seed_generators(self._collate_key)  # for `__getitems__`, which gets no seed per sample
+            base = derive_key(fetching.seed, Purpose.SAMPLE.value, fetching.epoch)
+            self._keys = derive_keys(base, np.array(fetching.indices, np.int64).view(np.uint64)).tolist()
+            seed_generators(fetching.collate_key)  # for `__getitems__`, which gets no seed per sample
+            self._seeded = snapshot_generators() if is_new and not self._builds_once else None
         elif self._idle is None or snapshot_generators() != self._idle:
             seed_generators(_IDLE_KEY)
             self._idle = snapshot_generators()
@@ -199,7 +218,12 @@ class Seeding:
     def begin_sample(self, number: int) -> None:
         """Seed for the sample at this position in the batch."""
         if self._rng is Rng.SAMPLE:
-            seed_generators(self._keys[number])
+            self._seed(self._keys[number])
+
+    def _seed(self, key: int) -> None:
+        is_idle = self._seeded is not None and snapshot_generators() == self._seeded
+        seed_generators(key)
+        self._seeded = snapshot_generators() if is_idle else None
 
     def replace(self, fetching: Fetching, *indices: int) -> None:
         """Put other samples in the place of the one that is being fetched, keyed by their own indices; or none."""
@@ -210,21 +234,46 @@ class Seeding:
             self._keys[number : number + 1] = map(key, indices)
 
     def begin_collate(self) -> None:
-        """Seed for the `collate_fn`."""
-        if self._rng is Rng.SAMPLE:
-            seed_generators(self._collate_key)
+        """Note whether samples have drawn, and seed for the `collate_fn`, unless it isn't known to draw."""
+        fetching = self._fetching
+        if self._rng is not Rng.SAMPLE or fetching is None:
+            return
+        if not self.by_sample:
+            self._samples_drew = self._has_drawn()
+        elif self._seeded is not None and snapshot_generators() == self._seeded and not fetching.has_generator:
+            self._samples_drew = False
+        if self.by_sample or (self._collate_draws and not self._samples_drew):
+            self._seed(fetching.collate_key)
 
     def needs_rebuild(self) -> bool:
-        """Return whether the batch must be built again, because samples drew random numbers without their seeds."""
-        fetched = _enter(self._outer)
+        """Return whether the batch must be built again, because something drew random numbers without its seed."""
+        fetched, self._fetching = self._fetching, None
+        if fetched is None:  # the attempt failed before anything was fetched
+            return False
+        _enter(self._outer)
+        only_collate_may_draw = self._samples_drew is False
         if self.by_sample:
+            if only_collate_may_draw:
+                self.by_sample, self._collate_draws = False, True
             # torch was imported while the batch was fetched, so its generator wasn't seeded.
-            is_owed = self._rng is Rng.SAMPLE and not self._had_torch and "torch" in sys.modules
-        else:
-            self.by_sample = is_owed = (fetched is not None and fetched.drew_in_bulk) or (
-                self._rng is Rng.SAMPLE and snapshot_generators() != self._idle
-            )
-        return is_owed
+            return self._rng is Rng.SAMPLE and not self._had_torch and "torch" in sys.modules
+        has_drawn = not (only_collate_may_draw and self._collate_draws) and self._has_drawn()
+        if has_drawn and only_collate_may_draw and not fetched.drew_in_bulk:
+            self._collate_draws = True
+            return True
+        self.by_sample = has_drawn or fetched.drew_in_bulk
+        return self.by_sample
+
+    def _has_drawn(self) -> bool:
+        """Return whether anything has drawn since `begin`, without a seed."""
+        if self._rng is not Rng.SAMPLE or self._idle is None:
+            return False
+        now = snapshot_generators()
+        if len(now) > len(self._idle):  # torch was imported in between; its generator may be as it began
+            torch = sys.modules["torch"]
+            unused = torch.Generator().manual_seed(torch.default_generator.initial_seed())
+            return now != (*self._idle, _snapshot_torch(unused))
+        return now != self._idle
 
 
 class Fetching:
@@ -259,6 +308,16 @@ class Fetching:
             key = derive_key(self.seed, Purpose.GENERATOR.value, self.epoch, *self._name(number))
             self._generator = np.random.Generator(np.random.Philox(key=key))
         return self._generator
+
+    @property
+    def collate_key(self) -> int:
+        """Seeds the `collate_fn`."""
+        return derive_key(self.seed, Purpose.COLLATE.value, self.epoch, *self._first)
+
+    @property
+    def has_generator(self) -> bool:
+        """Whether `sample_rng` was called."""
+        return self._generator is not None
 
     @property
     def index(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -187,6 +188,71 @@ def test_what_comes_in_bulk_only_is_keyed_by_its_batch(draw: Callable[[], Any], 
     second = [backwards.build(step) for step in reversed(range(25))]
     assert first == second[::-1]
     assert len({drawn for batch in first for _, drawn in batch}) == 100
+
+
+class NotingBulk(Several):
+    num_asked = 0
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.num_asked += 1
+        return super().__getitems__(indices)
+
+
+def test_samples_come_in_bulk_again_in_the_next_epoch_if_they_draw_no_more() -> None:
+    dataset = NotingBulk(random.random)
+    builder = Builder(dataset, 10)
+    drawn, dataset.draw = builder.build(0), lambda: 0.5
+    asked = [dataset.num_asked]
+    for epoch in (0, 1, 1, 2):
+        builder.build(1, epoch)
+        asked.append(dataset.num_asked)
+    assert asked == [1, 1, 1, 2, 3]
+    dataset.draw = random.random
+    assert builder.build(0) == drawn
+
+
+def test_samples_come_in_bulk_if_only_the_collate_draws() -> None:
+    def collate(samples: list[Any]) -> list[Any]:
+        return [samples, random.random()]
+
+    bulk, single = Builder(Several(lambda: 0), collate_fn=collate), Builder(Drawing(lambda: 0), collate_fn=collate)
+    whole = Builder(Whole(), collate_fn=collate)
+    for step in range(3):
+        batch = single.build(step)
+        assert bulk.build(step) == batch
+        assert whole.build(step)[1] == batch[1]
+
+
+class Whole(Several):
+    """Returns batches in columns."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0)
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("no sample is asked for")
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return {"id": np.array(indices)}
+
+
+@pytest.mark.parametrize(("draws", "is_owed"), [(False, False), (True, True)])
+def test_importing_torch_is_no_draw(draws: bool, is_owed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeding = Seeding(Rng.SAMPLE)
+    with preserved_generators():
+        torch.manual_seed(3)
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, "torch")
+            seeding.begin(Fetching(1, 0, [0], []))
+        if draws:
+            torch.rand(1)
+        assert seeding.needs_rebuild() == is_owed
+
+
+def test_an_attempt_that_fails_before_anything_is_fetched_is_no_draw() -> None:
+    seeding = Seeding(Rng.SAMPLE)
+    assert not seeding.needs_rebuild()
+    assert not seeding.by_sample
 
 
 def test_workers_that_are_seeded_once_differ() -> None:
