@@ -1,8 +1,6 @@
 """The messages of trainer, workers, templates and roots, as types, apart from tasks. Pure: no I/O, no clock.
 
-`unpack` raises `ProtocolError` for a body that `pack` doesn't write. It checks lengths before it reads anything.
-
-`Batch` is on the hot path and packed by hand.
+`unpack` raises `ProtocolError` for a body that `pack` doesn't write.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import struct
 from dataclasses import Field, dataclass, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
-from zlib import crc32
 
 from swift_loader.errors import ProtocolError
 
@@ -20,15 +17,8 @@ if TYPE_CHECKING:
     from swift_loader.sampling.plan import PlanSettings
 
 
-# The format of every message: a head with a checksum, then a body. The body is used only after the magic, length and
-# checksum have been checked.
-
-_HEAD = struct.Struct("<4sBxxxIII")
-_MAGIC = b"SwL1"
-
-_CHECKED = struct.Struct("<BI")
-"""Kind and generation. The checksum is that of these bytes and the body, one after the other: as the start value of the
-body's checksum, the generation would cancel out the same change of the body's first bytes."""
+_HEAD = struct.Struct("<BI")
+"""Kind and generation. The body follows."""
 
 
 class Kind(IntEnum):
@@ -61,7 +51,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Frame(NamedTuple):
-    """A message that passed its checks."""
+    """A message whose body isn't unpacked yet."""
 
     kind: Kind
     generation: int
@@ -79,33 +69,18 @@ class Received(NamedTuple):
 
 def pack_frame(kind: Kind, body: bytes = b"", generation: int = 0) -> bytes:
     """Return the bytes of a message."""
-    return _HEAD.pack(_MAGIC, kind, generation, len(body), _checksum(kind, generation, body)) + body
-
-
-def _checksum(kind: int, generation: int, body: bytes | memoryview) -> int:
-    return crc32(body, crc32(_CHECKED.pack(kind, generation)))
+    return _HEAD.pack(kind, generation) + body
 
 
 def unpack_frame(data: memoryview) -> Frame:
-    """Return the message in `data`. Its body is a view of `data`.
-
-    Raises `ProtocolError` if the magic, kind, length or checksum is wrong.
-    """
-    if len(data) < _HEAD.size:
-        raise ProtocolError(f"a message of {len(data)} bytes is shorter than its head of {_HEAD.size}")
-    magic, kind, generation, length, checksum = _HEAD.unpack_from(data)
-    body = data[_HEAD.size :]
-    if magic != _MAGIC:
-        raise ProtocolError(f"a message begins with {magic!r} instead of {_MAGIC!r}")
-    if length != len(body) or checksum != _checksum(kind, generation, body):
-        raise ProtocolError(f"a message of kind {kind} with a body of {len(body)} bytes has a wrong length or checksum")
-    known = _KINDS.get(kind)
-    if known is None:
-        raise ProtocolError(f"a message has the unknown kind {kind}")
-    return Frame(known, generation, body)
+    """Return the message in `data`. Its body is a view of `data`. Raises `ProtocolError` if it is of no known kind."""
+    if len(data) < _HEAD.size or data[0] not in _KINDS:
+        raise ProtocolError(f"a message of {len(data)} bytes that begins with {bytes(data[:8])!r} is of no known kind")
+    kind, generation = _HEAD.unpack_from(data)
+    return Frame(_KINDS[kind], generation, data[_HEAD.size :])
 
 
-# How a message's body is written, but for those on the hot path: its fields, pickled together. Pure.
+# How a message's body is written: its fields, pickled together. Pure.
 #
 # Unpickling is safe, because the sender is a process of ours on a private pipe.
 
@@ -163,9 +138,6 @@ NO_SLOT = 0xFFFFFFFF
 
 MAX_INLINE_BYTES = 16 * 1024
 """A batch's structure up to this size travels in the message; a larger one travels in the slot."""
-
-_BATCH = struct.Struct("<QIIQIIQQQQQqqqQ")
-"""A batch's numbers, from `sequence` on."""
 
 
 class FailureStage(str, Enum):
@@ -246,7 +218,7 @@ class Batch(NamedTuple):
     """Announces a batch. `meta` is what the codec needs besides the bulk data in the slot."""
 
     generation: int
-    meta: memoryview | bytes
+    meta: bytes
     """Empty if it is in the slot, at `meta_offset`."""
     sequence: int
     slot: int
@@ -272,21 +244,15 @@ class Batch(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the frame."""
-        generation, meta, *numbers = self
-        return pack_frame(Kind.BATCH, _BATCH.pack(*numbers) + meta, generation)
+        return pack_frame(Kind.BATCH, pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL), self.generation)
 
     @classmethod
     def unpack(cls, frame: Frame) -> Batch:
-        """Return the batch in a frame; `meta` is a view of the frame."""
-        if len(frame.body) < _BATCH.size:
-            raise malformed(frame)
-        meta = frame.body[_BATCH.size :]
-        batch = cls(frame.generation, meta, *_BATCH.unpack_from(frame.body))
-        if len(meta) not in (0, nbytes := batch.meta_nbytes):
-            raise ProtocolError(
-                f"a batch of {batch.num_blocks} buffers comes with {len(meta)} of {nbytes} bytes of structure"
-            )
-        return batch
+        """Return the batch in a frame."""
+        try:
+            return cls(*pickle.loads(frame.body))
+        except Exception as error:
+            raise malformed(frame) from error
 
 
 @dataclass(slots=True)

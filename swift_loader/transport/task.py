@@ -15,6 +15,7 @@ from swift_loader.transport.messages import Frame, Kind, PickledBody, pack_frame
 # The dataset indices of a batch as an array. Pure.
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class IndexArray:
     """Stands for a list of integers, on its way to a worker.
 
@@ -22,23 +23,12 @@ class IndexArray:
     is never replaced by this: a dataset gets keys of the types that the sampler chose.
     """
 
-    __slots__ = ("_values",)
-
-    def __init__(self, values: NDArray[np.int64]) -> None:
-        """Take over `(n,) int64`."""
-        self._values = values
+    values: NDArray[np.int64]
 
     def to_list(self) -> list[int]:
         """Return the integers, as the dataset gets them."""
-        numbers: list[int] = self._values.tolist()
+        numbers: list[int] = self.values.tolist()
         return numbers
-
-    def to_bytes(self) -> bytes:
-        """Return them as little-endian 64-bit words."""
-        return self._values.astype("<i8", copy=False).tobytes()
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 MAX_SLOTS_PER_TASK = 1024
@@ -77,7 +67,7 @@ class Task(PickledBody):
     def pack(self) -> bytes:
         """Return the frame. This is on the hot path, so the fields are listed."""
         keys, is_array = self.indices, type(self.indices) is IndexArray
-        chosen = keys.to_bytes() if is_array else None if keys is None else _pickled(keys)
+        chosen = keys.values.astype("<i8").tobytes() if is_array else None if keys is None else _pickled(keys)
         # Keys are pickled apart: what goes wrong with them is an error of their batch.
         fields = self.sequence, self.epoch, self.step, (chosen, is_array), self.released, self.retired, self.turn
         return pack_frame(Kind.TASK, pickle.dumps((self.generation, *fields), pickle.HIGHEST_PROTOCOL), self.generation)

@@ -8,15 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.errors import ProtocolError
 from swift_loader.transport.messages import (
-    Batch,
     Frame,
     unpack_frame,
 )
 from swift_loader.transport.task import IndexArray, LostKeys, Task
-
-A_BATCH = Batch(1, b"", 2, 3, 4, 5, 0, 7, 8, 9, 10)
 
 
 def frame_of(message: bytes) -> Frame:
@@ -57,10 +53,3 @@ def test_keys_that_cannot_travel_arrive_as_the_reason(key: Any, reason: str) -> 
     lost = Task.unpack(frame_of(Task(1, 2, 3, 4, [key]).pack())).indices
     assert isinstance(lost, LostKeys)
     assert re.search(reason, lost.reason)
-
-
-@pytest.mark.parametrize("meta", [b"ab", b"abcd"])
-def test_a_batch_whose_structure_has_another_length_is_refused(meta: bytes) -> None:
-    batch = A_BATCH._replace(meta=meta, meta_nbytes=3)
-    with pytest.raises(ProtocolError, match="3 bytes of structure"):
-        Batch.unpack(frame_of(batch.pack()))
