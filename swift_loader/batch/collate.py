@@ -239,7 +239,9 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
     torch = sys.modules.get("torch")
     given: Any = samples
     if not isinstance(given, Sequence):
-        samples = _rows_of(given, torch)
+        if not isinstance(given, np.ndarray) and (torch is None or not isinstance(given, torch.Tensor)):
+            raise _whole(given)
+        samples = list(given)
     if not samples:
         raise ValueError("a batch of no samples can't be collated; pass at least one")
     has_tensor = torch is not None and _has_tensor(samples[0], torch)
@@ -250,13 +252,6 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
             f"sample{mismatch.path}: {mismatch.text}. All samples of a batch must have the same structure and shapes; "
             f"pad or crop them in the dataset, or pass a collate_fn"
         ) from None
-
-
-def _rows_of(batch: Any, torch: ModuleType | None) -> list[Any]:
-    """Return the rows of an array or a tensor."""
-    if not isinstance(batch, np.ndarray) and (torch is None or not isinstance(batch, torch.Tensor)):
-        raise _whole(batch)
-    return list(batch)
 
 
 def _whole(batch: Any) -> TypeError:

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -87,14 +88,10 @@ class ProcessUsage:
         if build_ns < _LONG_NS and self._num_batches % _EVERY > 1:  # two readings in a row make a difference
             self._delay_ns = run_delay_ns = NOT_MEASURED
         else:
-            run_delay_ns = self._run_delay_ns()
+            delayed_ns, self._delay_ns = self._delay_ns, self._read()
+            is_known = delayed_ns != NOT_MEASURED and self._delay_ns >= delayed_ns
+            run_delay_ns = self._delay_ns - delayed_ns if is_known else NOT_MEASURED
         return self._cpu_ns - before_ns, run_delay_ns
-
-    def _run_delay_ns(self) -> int:
-        """Return the run delay since the batch before; -1 if it wasn't read there, or can't be read."""
-        before_ns, self._delay_ns = self._delay_ns, self._read()
-        is_known = before_ns != NOT_MEASURED and self._delay_ns >= before_ns
-        return self._delay_ns - before_ns if is_known else NOT_MEASURED
 
     def _read(self) -> int:
         """Return the run delay since the process began; -1 if it can't be read."""
@@ -276,11 +273,10 @@ class _BatchSlot:
 
     def take_for(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Take a slot for the batch's first block, and return its memory; None if there is none."""
-        try:
-            self.number, self.memory = self._store.take(nbytes)
-        except SharedMemoryFull:  # raised again when the whole batch needs a slot
-            return None
-        return self.memory
+        with suppress(BuildError):  # raised again when the whole batch needs a slot
+            self._take(nbytes)
+            return self.memory
+        return None
 
     def settle(self, arena: Arena) -> None:
         """Have the whole batch in a single slot, or in none if it has no bulk data."""

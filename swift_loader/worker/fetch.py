@@ -166,7 +166,9 @@ class PlannedSamples(Samples):
         self._hung = {} if hung is None else hung
         self._definitions = definitions
         self._get_items: Any = getattr(dataset, "__getitems__", None)
-        self._gives_single_samples = _has_own_get_item(dataset)
+        torch_data = sys.modules.get("torch.utils.data")
+        method = getattr(type(dataset), "__getitem__", None)  # torch's own only raises NotImplementedError
+        self._gives_single_samples = method not in (None, torch_data and torch_data.Dataset.__getitem__)
         """Whether `__getitem__` gives the samples of `__getitems__`."""
         self._may_fail_singly = True
         """False: `__getitems__` returns whole batches, from which no sample can be left out."""
@@ -202,7 +204,10 @@ class PlannedSamples(Samples):
         if whole is None:
             while len(samples) < len(fetching.indices):
                 try:
-                    self._fetch_rest(fetching)
+                    hung = self._first_hung(fetching) if self._hung else None
+                    self._fetch_each(self.singles, fetching.indices[len(samples) : hung])
+                    if hung is not None:
+                        raise TimeoutError(self._hung[epoch, fetching.index].why)
                 except Exception as error:
                     if self._has_handlers and is_interrupt(error):
                         is_done = len(samples) == len(fetching.indices)  # a handler raised behind the last one
@@ -229,14 +234,6 @@ class PlannedSamples(Samples):
             self.counters.fetch_one_by_one()
             return None
         return fetched
-
-    def _fetch_rest(self, fetching: Fetching) -> None:
-        """Fetch the remaining samples one by one."""
-        num_done = len(fetching.samples)
-        hung = self._first_hung(fetching) if self._hung else None
-        self._fetch_each(self.singles, fetching.indices[num_done:hung])
-        if hung is not None:
-            raise TimeoutError(self._hung[fetching.epoch, fetching.index].why)
 
     def _first_hung(self, fetching: Fetching) -> int | None:
         """Return the position of the next sample at which a worker hung in this epoch; None if there is none left."""
@@ -301,13 +298,6 @@ class _Singles:
 
     def __getitem__(self, index: int) -> Any:
         return _check_count(self._get_items([index]), 1)[0]
-
-
-def _has_own_get_item(dataset: Any) -> bool:
-    """Return whether the dataset has a `__getitem__` other than torch's, which only raises NotImplementedError."""
-    torch_data = sys.modules.get("torch.utils.data")
-    method = getattr(type(dataset), "__getitem__", None)
-    return method is not None and (torch_data is None or method is not torch_data.Dataset.__getitem__)
 
 
 def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:

@@ -142,18 +142,9 @@ def _address_of_python() -> int | None:
     address = id(generator) + object.__basicsize__
     if type(generator).__basicsize__ < object.__basicsize__ + _STATE_BYTES:
         return None
-    for _ in range(2):
-        *words, index = generator.getstate()[1]
-        expected = np.array([index, *words], np.uint32).tobytes()
-        if ctypes.string_at(address, _STATE_BYTES) != expected:
-            return None
-        before = generator.getstate()
-        generator.getrandbits(32)
-        moved = ctypes.string_at(address, _STATE_BYTES) != expected
-        generator.setstate(before)
-        if not moved:
-            return None
-    return address
+    *words, index = generator.getstate()[1]
+    is_there = ctypes.string_at(address, _STATE_BYTES) == np.array([index, *words], np.uint32).tobytes()
+    return address if is_there else None
 
 
 _CONSTRUCTION_KEY = 0x5EED

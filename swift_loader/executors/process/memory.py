@@ -82,9 +82,8 @@ class LeaseBook:
     @property
     def taken(self) -> set[int]:
         """The slots in use whose batches the loop has, or a copy for it reads."""
-        held = (
-            self._held.copy()
-        )  # in one step: building a list of items may run the garbage collector, which may end a lease
+        # In one step: building a list of items may run the garbage collector, which may end a lease.
+        held = self._held.copy()
         return {slot for slot, lease in held.items() if lease.state is not LeaseState.READY}
 
     def release(self, slot: int) -> None:
@@ -97,11 +96,11 @@ class LeaseBook:
 
     def take_ended(self, at_most: int) -> list[int]:
         """Return the slots that have come back since the last call and may be written again, oldest first."""
-        return _take(self._ended, at_most)
+        return [self._ended.popleft() for _ in range(min(at_most, len(self._ended)))]
 
     def take_shared(self, at_most: int) -> list[int]:
         """Return the slots that have come back since the last call and must never be written again, oldest first."""
-        return _take(self._shared, at_most)
+        return [self._shared.popleft() for _ in range(min(at_most, len(self._shared)))]
 
     @property
     def is_full(self) -> bool:
@@ -112,13 +111,6 @@ class LeaseBook:
         kept = [lease for lease in list(self._held.values()) if lease.state is LeaseState.KEPT]
         num_bytes, num_wasted = sum(lease.nbytes for lease in kept), sum(lease.num_wasted for lease in kept)
         return len(kept) >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
-
-
-def _take(slots: deque[int], at_most: int) -> list[int]:
-    taken: list[int] = []
-    while slots and len(taken) < at_most:
-        taken.append(slots.popleft())
-    return taken
 
 
 class ReturnedSlots(NamedTuple):

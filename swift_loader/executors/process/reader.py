@@ -193,7 +193,9 @@ class MessageReader:
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
         answer = Answered(worker.serial, batch.generation, batch.sequence)
         if worker.state is not None:
-            answer.snapshot = self._take_state(worker, batch)
+            answer.snapshot, worker.state = worker.state, None
+            if worker.tasks:  # from now on, a replacement of the worker would begin with it
+                self._resumes.note(worker.worker_id, batch.generation, answer.snapshot, worker.tasks[0].work)
         error = None
         task = worker.tasks[0] if worker.tasks else None
         if self._explainer.is_needed(batch.generation):
@@ -207,13 +209,6 @@ class MessageReader:
             return Answered(worker.serial, batch.generation, batch.sequence, error=error)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return answer
-
-    def _take_state(self, worker: Handle, batch: Batch) -> bytes | None:
-        """Return the state that came before a batch. From now on, a replacement of the worker would begin with it."""
-        state, worker.state = worker.state, None
-        if state is not None and worker.tasks:
-            self._resumes.note(worker.worker_id, batch.generation, state, worker.tasks[0].work)
-        return state
 
     def _decode(self, worker: Handle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
         """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one."""
