@@ -11,15 +11,18 @@ from torch.utils.data import DistributedSampler, Sampler
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
-from swift_loader.ranks.ranks import Ranks, find_ranks
+from swift_loader.ranks.ranks import Ranks, find_ranks, torch_distributed
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, shown
-from swift_loader.sampling.plan import MAX_EPOCH
-from swift_loader.sampling.run import EpochRule, Pass
+from swift_loader.sampling.plan import MAX_EPOCH, Uneven
+from swift_loader.sampling.run import EpochRule, Pass, PassState, Shard
 
 _Item = TypeVar("_Item")
 
 _MAX_CHAIN = 16
 """A property that makes a new sampler each time would make an endless chain."""
+
+_GIVEN = "the arguments"
+"""Where ranks come from that the user gave. They don't change."""
 
 VERSION = 1
 """Version of the fields of a state, and of the orders. With another version, the order would be another one."""
@@ -31,19 +34,64 @@ class ResumableSampler(DistributedSampler[_Item]):
     A subclass yields the items of a pass in `_rest`, and advances the pass.
     """
 
+    _uneven = Uneven.PAD
+    """What happens in the last step, if there aren't items for all ranks."""
+
     def __init__(self, ranks: Ranks, seed: int | None, *, is_seed_used: bool = True) -> None:
-        """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here, if it is used."""
-        self.num_replicas, self.rank = ranks.world_size, ranks.rank
+        """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here, if it is used.
+
+        Before torch.distributed is initialised, the first pass does.
+        """
+        self._ranks = ranks
         self._has_own_seed = seed is not None
-        self._seed = seed_of(seed, ranks, is_used=is_seed_used)
+        self._seed = seed_of(seed)
+        self._drawn_for = None if self._has_own_seed or not is_seed_used else Ranks(0, 1, "default")
+        """The ranks that have this seed in common. None: it needn't be agreed on."""
         self._passes = EpochRule()
         self._name = type(self).__name__
         """Of the sampler that a state belongs to."""
         self._facts: dict[str, int] = {}
         """What else the order depends on. A state with others is refused."""
+        if ranks.source == _GIVEN or torch_distributed() is not None:
+            self._agree()
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override] # DistributedSampler's is an attribute
+        """Number of ranks."""
+        return self._find_ranks().world_size
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """The number of this rank."""
+        return self._find_ranks().rank
+
+    @property
+    def _shard(self) -> Shard:
+        return Shard(self.rank, self.num_replicas, self._uneven)
+
+    def _find_ranks(self) -> Ranks:
+        """Return which rank this is. A script may make its samplers before it initialises torch.distributed."""
+        before = self._ranks
+        now = before if before.source == _GIVEN else find_ranks(None, None)
+        if (now.rank, now.world_size) != (before.rank, before.world_size):
+            if self._passes.last.state is not PassState.READY:
+                raise RuntimeError(
+                    f"this process is rank {now.rank} of {now.world_size} by {now.source}, but the sampler's passes "
+                    f"so far were those of rank {before.rank} of {before.world_size}. Begin the first pass after "
+                    f"init_process_group, make another sampler, or give it num_replicas and rank"
+                )
+            self._ranks = now
+        return self._ranks
+
+    def _agree(self) -> None:
+        """Take rank 0's seed, if this one was drawn. Blocks until all ranks are here."""
+        ranks = self._find_ranks()
+        if self._drawn_for not in (None, ranks):
+            self._seed, self._drawn_for = agree_on_seed(ranks, self._seed), ranks
 
     def __iter__(self) -> Iterator[_Item]:
         """Yield the items of the next pass, or the rest of a saved one. It begins with the first `next`."""
+        self._agree()
         this = self._passes.begin()
         yield from self._rest(this)
         this.end()
@@ -98,7 +146,7 @@ class ResumableSampler(DistributedSampler[_Item]):
                     f"the state was saved with {name}={fields[name]}, but this sampler has {name}={value}, which "
                     f"changes the order. Give the saved value, or start a new run without load_state_dict()"
                 )
-        self._seed = fields["seed"]
+        self._seed, self._drawn_for = fields["seed"], None
         self._passes.restore(fields["epoch"], fields["position"], at_end=bool(fields["finished"]))
 
     def _saved_fields(self, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
@@ -123,19 +171,13 @@ def ranks_of(num_replicas: int | None, rank: int | None) -> Ranks:
             f"from torch.distributed or the launcher"
         )
     world_size = check_integer("num_replicas", num_replicas, 1)
-    return Ranks(check_integer("rank", rank, 0, world_size - 1), world_size, "the arguments")
+    return Ranks(check_integer("rank", rank, 0, world_size - 1), world_size, _GIVEN)
 
 
-def seed_of(seed: int | None, ranks: Ranks, *, is_used: bool = True) -> int:
-    """Return the seed given; else the seed of torch's default generator, rank 0's if there are several ranks.
-
-    Without a seed, and with several ranks, it blocks until all ranks are here; never if nothing depends on the seed.
-    """
+def seed_of(seed: int | None) -> int:
+    """Return the seed given, else the seed of torch's default generator."""
     chosen = check_optional_integer("seed", seed, 0)
-    if chosen is not None:
-        return chosen
-    drawn = int(torch.initial_seed())
-    return agree_on_seed(ranks, drawn) if is_used else drawn
+    return int(torch.initial_seed()) if chosen is None else chosen
 
 
 def refuse_sampler(name: str, value: object) -> None:

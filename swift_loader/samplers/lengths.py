@@ -23,7 +23,7 @@ from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sample
 from swift_loader.samplers.packing import Indices, best_fit, checked_lengths
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Uneven
-from swift_loader.sampling.run import Pass, Shard
+from swift_loader.sampling.run import Pass
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
 _BATCH_ORDER, _BLOCK_ORDER = 0xBA7C4, 0xB10C5
@@ -68,7 +68,7 @@ class _GroupedSampler(ResumableSampler[list[int]]):
 
         `bucket_size`: samples that are sorted together. 0: none are.
         """
-        self._shard = Shard(ranks.rank, ranks.world_size, check_choice("uneven", uneven, Uneven))
+        self._uneven = check_choice("uneven", uneven, Uneven)
         super().__init__(ranks, seed, is_seed_used=check_flag("shuffle", shuffle))
         self._shuffle, self._costs, self._members, self._bucket_size = shuffle, costs, members, bucket_size
         self._facts = {**facts, "shuffle": int(shuffle), "checksum of lengths": zlib.crc32(costs.tobytes())}
@@ -121,19 +121,21 @@ class _GroupedSampler(ResumableSampler[list[int]]):
         (epoch, position), self._begun = self._begun, None
         indices, starts, stops = self._batches(epoch)
         sums = _sums(counts[indices], starts, stops)[position:]
-        num_full, num_left = divmod(len(sums), self.num_replicas)
-        steps = sums[: len(sums) - num_left].reshape(num_full, self.num_replicas)
-        picks = [replace(self._shard, rank=rank).pick(num_left) for rank in range(self.num_replicas)]
-        if picks[self.rank] is not None:
+        shard, world_size = self._shard, self.num_replicas
+        num_full, num_left = divmod(len(sums), world_size)
+        steps = sums[: len(sums) - num_left].reshape(num_full, world_size)
+        picks = [replace(shard, rank=rank).pick(num_left) for rank in range(world_size)]
+        if picks[shard.rank] is not None:
             last = [0 if pick is None else sums[pick - num_left] for pick in picks]
             steps = np.concatenate([steps, np.array([last], np.int64)])
-        yield from (steps[:, self.rank] * self.num_replicas / np.maximum(steps.sum(axis=1), 1)).tolist()
+        yield from (steps[:, shard.rank] * world_size / np.maximum(steps.sum(axis=1), 1)).tolist()
 
     def _batches(self, epoch: int) -> tuple[Indices, Indices, Indices]:
         """Return the batches of an epoch over all ranks: `(n,)` dataset indices, and where each batch begins and ends.
 
         Takes 0.5 s for 10**6 samples. Those made last are kept.
         """
+        self._agree()
         if self._made is not None and self._made[:2] == (self._seed, epoch):
             return self._made[2]
         self._made = None  # free its memory first

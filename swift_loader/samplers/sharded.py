@@ -33,11 +33,11 @@ from torch.utils.data import DistributedSampler
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, refuse_sampler
+from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, refuse_sampler, seed_of
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
-from swift_loader.sampling.run import Pass, PassState, Run, Shard, fixed_fields
+from swift_loader.sampling.run import Pass, PassState, Run, fixed_fields
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.sampling.skips import Position
 from swift_loader.worker.seeding import preserved_generators, seed_generators
@@ -84,15 +84,16 @@ class _PlannedSampler(ResumableSampler[_Item]):
         shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
         window = check_optional_integer("nearby_shuffle", nearby_shuffle, 0)
         chosen_uneven, ranks = check_choice("uneven", uneven, Uneven), ranks_of(num_replicas, rank)
-        super().__init__(ranks, seed, is_seed_used=shuffle)
-        order = OrderSettings.of(seed=self._seed, shuffle=shuffle, window=window, batch_size=batch_size)
+        order = OrderSettings.of(seed=seed_of(seed), shuffle=shuffle, window=window, batch_size=batch_size)
         order = replace(order, mix=mix_of(dataset))
         fixed = fixed_fields(seed=seed, shuffle=shuffle, window=window)
-        self._passes = self._run = Run(order, fixed, is_of_loader=False)
+        self._run = Run(order, fixed, is_of_loader=False)
         """The order, too. A loaded state may replace it."""
+        super().__init__(ranks, seed, is_seed_used=shuffle)
+        self._passes = self._run
         self._run.note_length(self._num_samples)
         self._settings = PlanSettings(order, batch_size, ranks.world_size, ranks.rank, chosen_uneven, self.drop_last)
-        """How the order is cut. The `order` in it isn't used."""
+        """How the order is cut. `order` and ranks in it aren't used."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after what was drawn so far: plain integers, the same on every rank.
@@ -109,6 +110,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
             StateMismatch: The state is of another dataset, seed or order. Nothing has changed then.
         """
         self._run.load_state_dict(state)
+        self._drawn_for = None
 
     def exclude(self, rows: Any) -> None:
         """Leave rows out from where the next pass begins, as `SwiftLoader.exclude` does. The state has them.
@@ -128,8 +130,14 @@ class _PlannedSampler(ResumableSampler[_Item]):
             )
         self._run.exclude(rows, self._num_samples)
 
+    def _agree(self) -> None:
+        super()._agree()
+        if not self._run.has_own_seed:
+            self._run.take_seed(self._seed)
+
     def _plan(self) -> Plan:
-        return Plan.of(self._num_samples, replace(self._settings, order=self._run.order, skips=self._run.skips))
+        settings = replace(self._settings, world_size=self.num_replicas, rank=self.rank)
+        return Plan.of(self._num_samples, replace(settings, order=self._run.order, skips=self._run.skips))
 
 
 def _cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
@@ -175,10 +183,13 @@ class ShuffleSampler(_PlannedSampler[int]):
     """
 
     def _rest(self, this: Pass) -> Iterator[int]:
-        gaps = self._plan().gaps(this.epoch)
-        for (*others, last), after in _cut(self._plan(), this):
+        plan = self._plan()
+        gaps = plan.gaps(this.epoch)
+        for (*others, last), after in _cut(plan, this):
             for index in others:
-                if self.num_replicas == 1:  # else the other ranks' samples of this step lie between: it counts whole
+                if (
+                    plan.settings.world_size == 1
+                ):  # else the other ranks' samples of this step lie between: it counts whole
                     this.advance(gaps.position_of(gaps.place_of(this.position) + 1), at_end=False)
                 yield index
             this.advance(after, at_end=after == self._num_samples)
@@ -249,7 +260,7 @@ class ShardedSampler(ResumableSampler[_Item]):
         """Begin with epoch 0."""
         self.inner = inner
         self.batch_size = getattr(inner, "batch_size", None)
-        self._shard = Shard(ranks.rank, ranks.world_size, uneven)
+        self._uneven = uneven
         super().__init__(ranks, seed)
         self._name = "distributed"
         self._marks = deque([_START])
@@ -260,7 +271,8 @@ class ShardedSampler(ResumableSampler[_Item]):
             return
         mark = self._marks[0] if this.position else _START
         marks = self._marks = deque([mark])
-        shard, world_size, draws = self._shard, self.num_replicas, self._draws(this.epoch, mark)
+        shard, draws = self._shard, self._draws(this.epoch, mark)
+        world_size = shard.world_size
         left = self._skip(draws, marks, this.position - mark.position)
         while True:
             left += self._more(draws, marks, 2 * world_size - len(left))
@@ -314,6 +326,7 @@ class ShardedSampler(ResumableSampler[_Item]):
     def _draws(self, epoch: int, mark: _Mark) -> _Draws[_Item]:
         """Return the draws of an epoch, from a mark on."""
         inner: Any = self.inner
+        _check_inner(inner, self.num_replicas)
         for one in chain_of(inner):
             if callable(choose := getattr(one, "set_epoch", None)):
                 choose(epoch)

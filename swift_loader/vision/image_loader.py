@@ -95,6 +95,12 @@ class ImageBatches(ResumableSampler[list[tuple[Any, int]]]):
 
     def __iter__(self) -> Iterator[list[tuple[Any, int]]]:
         """Begin the next pass, and return its batches, or the rest of a saved one."""
+        self._agree()
+        if self.num_replicas != self._facts["num_replicas"]:
+            raise RuntimeError(
+                f"create_loader was called before init_process_group: it split the dataset over "
+                f"{self._facts['num_replicas']} ranks, but there are {self.num_replicas}. Call it afterwards"
+            )
         self.begun = self._passes.begin()
         return self._batches(self.begun.epoch, self.begun.position)
 
@@ -149,7 +155,7 @@ class ImageLoader(DataLoader[Any], Closing):
 
     def __init__(self, dataset: Any, ranks: Ranks, seed: int | None, num_batches: int | None, **options: Any) -> None:
         """Starts no worker. `num_batches` limits a stream."""
-        self._seed = seed_of(seed, ranks, is_used=False)
+        self._seed = seed_of(seed)
         self._rank = ranks.rank
         generator = torch.Generator().manual_seed(derive_key(self._seed, Purpose.WORKER.value, ranks.rank))
         super().__init__(dataset, generator=generator, **options)

@@ -266,7 +266,8 @@ class DatasetBuilder:
         is_checked = self.spec.options.validate and (self.is_shared or not may_hang)
         dataset, num_samples = self._dataset, self._num_samples
         if isinstance(dataset, Mixture):
-            dataset, num_samples = dataset.rows, len(dataset.rows)
+            dataset = dataset.rows
+            num_samples = len(dataset)
         chosen = chosen_indices(num_samples) if is_checked else []
         if not chosen:
             return self.report_length()

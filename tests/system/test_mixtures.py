@@ -77,7 +77,7 @@ def test_a_door_that_does_not_know_the_weights_refuses_a_mixture(make: Any, erro
         lambda m: DataLoader(m, batch_sampler=TokenBudgetBatchSampler([1] * len(m), 8, seed=0), num_workers=1),
         lambda m: DataLoader(torch_data.random_split(m, [0.5, 0.5])[0], batch_size=8, shuffle=True),
         lambda m: DataLoader(torch_data.ConcatDataset([m, m.rows]), batch_size=8),
-        lambda m: DataLoader(cached(torch_data.Subset(m, range(40))), batch_size=8),
+        lambda m: DataLoader(cached(torch_data.Subset(m, range(40))), batch_size=8),  # type: ignore[arg-type]
         lambda m: torch_data.DataLoader(m, batch_size=8, shuffle=True),
         lambda m: SwiftLoader(dataset=torch_data.Subset(m, range(40)), batch_size=8, worker_per_consumer=0, seed=0),
         lambda m: SwiftLoader(

@@ -119,6 +119,23 @@ def test_frameworks_see_that_it_is_split_already(make: Make) -> None:
 
 
 @every_sampler
+def test_the_rank_is_looked_up_when_the_first_pass_begins(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    early, begun, resumed = (make(None, None) for _ in range(3))
+    next(iter(begun))
+    state = begun.state_dict()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (early.num_replicas, early.rank) == (2, 1)
+    assert list(early) == list(make(2, 1))
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 by the launcher's WORLD_SIZE.* rank 0 of 1"):
+        next(iter(begun))
+    given = make(2, 1)
+    for sampler in (resumed, given):
+        sampler.load_state_dict(state)
+    assert list(resumed) == list(given)
+
+
+@every_sampler
 def test_torchs_loader_takes_it(make: Make) -> None:
     items = list(make(2, 1))
     place = {"batch_sampler": make(2, 1)} if isinstance(items[0], list) else {"sampler": make(2, 1), "batch_size": 4}

@@ -169,9 +169,10 @@ def test_an_index_names_a_row() -> None:
 
 def test_the_rows_of_a_mixture_have_no_weights_and_its_row_numbers_are_refused() -> None:
     mixture = Mixture({"web": range(5), "code": range(100, 107)}, {"web": 1, "code": 3}, epoch_size=40)
-    assert (len(mixture.rows), list(mixture.rows), mixture.rows[-1]) == (12, [*range(5), *range(100, 107)], 106)
+    rows: Any = mixture.rows
+    assert (len(rows), list(rows), rows[-1]) == (12, [*range(5), *range(100, 107)], 106)
     with pytest.raises(IndexError):
-        mixture.rows[12]
+        rows[12]
     for number in (0, 11, 39, -1):
         with pytest.raises(ValueError, match=rf"^{number} is no index of this Mixture.*mixture\.rows"):
             mixture[number]
