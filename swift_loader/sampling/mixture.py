@@ -369,16 +369,19 @@ def check_weights(weights: Weights, num_sources: int) -> None:
 # Which source ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """The trees of all segments, in arrays. Leaves come first: node `k` is the leaf of source `k` in all of them."""
+class _Tables(NamedTuple):
+    """The trees of all segments, in arrays. In each tree, node `k` is the leaf of source `k`, and others follow."""
 
     starts: NDArray[np.uint64]
     """`(segments,)` positions at which they begin."""
     roots: NDArray[np.int64]
     """`(segments,)`."""
+    offsets: NDArray[np.int64]
+    """`(segments,)` which row of `forks` and `children` is node 0 of each tree."""
     before: NDArray[np.uint64]
     """`(segments, sources)` how many samples of each source came before the segment."""
+    owed: NDArray[np.float64]
+    """`(segments, sources)` what each source should have had more before the segment."""
     forks: NDArray[np.uint64]
     """`(nodes, 3)`: of the first n samples of a node, `(share * n + phase) // whole` are its left child's."""
     children: NDArray[np.int64]
@@ -386,22 +389,48 @@ class _Tables:
 
     @classmethod
     def of(cls, changes: Changes, owed: Weights) -> _Tables:
-        num_sources = len(owed)
-        forks, children = [(0, 0, 1)] * num_sources, [(0, 0)] * num_sources
-        roots, before = list[int](), [[0] * num_sources]
-        ends = [begin for begin, _ in changes[1:]]
-        for (begin, weights), end in zip(changes, [*ends, None], strict=True):
-            root = _plant(weights, owed, forks, children)
-            roots.append(root)
-            if end is None:
-                break
-            counts = [0] * num_sources
-            _count(root, end - begin, forks, children, counts)
-            owed = _owed_after(end - begin, counts, weights, owed)
-            before.append([one + count for one, count in zip(before[-1], counts, strict=True)])
-        starts = np.array([begin for begin, _ in changes], np.uint64)
-        arrays = np.array(roots, np.int64), np.array(before, np.uint64), np.array(forks, np.uint64)
-        return cls(starts, *arrays, np.array(children, np.int64))
+        """Return the tables of these changes. Those made last are continued, as far as their changes are the same."""
+        known_changes, known = _LAST.get(owed, ((), None))
+        pairs = enumerate(zip(known_changes, changes, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), min(len(known_changes), len(changes)))
+        columns: list[Any] = [[], [], [], [], [], [], []]
+        end, before, root = 0, [0] * len(owed), 0
+        forks: Any = ()
+        children: Any = ()
+        if known is not None and same:
+            end = int([*known.offsets, len(known.forks)][same])
+            columns = [[column[:same]] for column in known[:5]] + [[column[:end]] for column in known[5:]]
+            root, begin, before = int(known.roots[same - 1]), known.offsets[same - 1], known.before[same - 1].tolist()
+            owed_now, forks, children = (
+                tuple(known.owed[same - 1].tolist()),
+                known.forks[begin:],
+                known.children[begin:],
+            )
+        else:
+            owed_now = owed
+        for (begin, weights), (last, last_weights) in zip(changes[same:], (changes[:1] + changes)[same:], strict=False):
+            if begin > last:
+                counts = [0] * len(owed)
+                _count(root, begin - last, forks, children, counts)
+                owed_now = _owed_after(begin - last, counts, last_weights, owed_now)
+                before = [one + count for one, count in zip(before, counts, strict=True)]
+            forks, children = [(0, 0, 1)] * len(owed), [(0, 0)] * len(owed)
+            root = _plant(weights, owed_now, forks, children)
+            for column, row in zip(
+                columns, ([begin], [root], [end], [before], [owed_now], forks, children), strict=True
+            ):
+                column.append(row)
+            end += len(forks)
+        tables = cls(
+            *(
+                np.concatenate([np.asarray(row, dtype) for row in column])
+                for column, dtype in zip(columns, _DTYPES, strict=True)
+            )
+        )
+        if len(changes) > 1:
+            _LAST.clear()  # in a process, one mixture changes at a time
+            _LAST[owed] = changes, tables
+        return tables
 
     def at(self, positions: Positions) -> tuple[NDArray[np.int64], Positions]:
         """Return the source at each position, and how many of its samples came before."""
@@ -409,7 +438,7 @@ class _Tables:
         nodes, counts = self.roots[segments], positions - self.starts[segments]
         num_sources, active = self.before.shape[1], np.arange(len(positions))
         while (active := active[nodes[active] >= num_sources]).size:
-            at, count = nodes[active], counts[active]
+            at, count = self.offsets[segments[active]] + nodes[active], counts[active]
             share, phase, whole = self.forks[at].T
             rounds = count // whole
             rest = (count - rounds * whole) * share + phase
@@ -423,12 +452,18 @@ class _Tables:
         """Return how many samples of each source come before a position."""
         segment = int(np.searchsorted(self.starts, np.uint64(position), side="right")) - 1
         counts: list[int] = self.before[segment].tolist()
-        _count(int(self.roots[segment]), position - int(self.starts[segment]), self.forks, self.children, counts)
+        forks, children = (nodes[self.offsets[segment] :] for nodes in (self.forks, self.children))
+        _count(int(self.roots[segment]), position - int(self.starts[segment]), forks, children, counts)
         return counts
 
 
+_DTYPES = np.uint64, np.int64, np.int64, np.uint64, np.float64, np.uint64, np.int64
+_LAST: dict[Weights, tuple[Changes, _Tables]] = {}
+"""The tables made last, of several changes. A loop may change weights a thousand times."""
+
+
 def _plant(weights: Weights, owed: Weights, forks: list[tuple[int, int, int]], children: list[tuple[int, int]]) -> int:
-    """Add the tree of a segment. Return its root. `owed`: what each source should have had more before."""
+    """Add the nodes of a segment's tree. Return its root. `owed`: what each source should have had more before."""
     is_exact = all(weight == int(weight) for weight in weights)
     if is_exact:
         divisor = math.gcd(*map(int, weights))
