@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, optional
 from swift_loader.sampling.mixture import Mix, weights_of
 from swift_loader.sampling.plan import MAX_EPOCH, Plan, Uneven
 from swift_loader.sampling.shuffle import MAX_SAMPLES, OrderSettings
@@ -27,8 +27,8 @@ _FORMS = {
     "shuffle": _ANY,
     "nearby_shuffle": _ANY,
     "run_length": integer(1, 2**MAX_BITS - 1),
+    "num_samples": optional(_ANY),
 }
-_OPTIONAL = {"num_samples": _ANY}
 _MIXTURE = "mixture"
 """The field of a mixture."""
 
@@ -190,7 +190,10 @@ class Checkpoint:
         return self.position.num_samples <= num_samples and self.num_samples in (None, num_samples)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dict that `state_dict()` returns."""
+        """Return the dict that `state_dict()` returns.
+
+        All fields are always there, because torch.distributed.checkpoint loads only what the state of a new loader has.
+        """
         state: dict[str, Any] = {
             "version": VERSION,
             "seed": self.order.seed,
@@ -199,9 +202,8 @@ class Checkpoint:
             "shuffle": int(self.order.shuffle),
             "nearby_shuffle": self.order.window,
             "run_length": self.order.run_length,
+            "num_samples": self.num_samples,
         }
-        if self.num_samples is not None:
-            state["num_samples"] = self.num_samples
         if self.order.mix is not None:
             state[_MIXTURE] = dict(self.order.mix.state)
         return state | self.skips.to_dict()
@@ -210,15 +212,14 @@ class Checkpoint:
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`."""
         check_version(state, VERSION, "SwiftLoader")
-        unknown = sorted(map(str, set(state) - {"version", *_FORMS, *_OPTIONAL, SKIPPED, EXCLUDED, _MIXTURE}))
+        unknown = sorted(map(str, set(state) - {"version", *_FORMS, SKIPPED, EXCLUDED, _MIXTURE}))
         if unknown:
             raise StateMismatch(
                 f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
                 f"unchanged"
             )
-        given = {name: form for name, form in _OPTIONAL.items() if name in state}
-        fields = checked_fields(state, _FORMS | given)
-        num_samples, position = fields.get("num_samples"), fields["position"]
+        fields = checked_fields({"num_samples": None, **state}, _FORMS)  # earlier versions left it out
+        num_samples, position = fields["num_samples"], fields["position"]
         if num_samples is not None and position > num_samples:
             raise StateMismatch(
                 f"the state's position={position} is greater than its num_samples={num_samples}; pass the dict that "

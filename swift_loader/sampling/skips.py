@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,15 @@ class Exclusion:
     @property
     def rows(self) -> Indices:
         """The dataset indices, `(n,)`, sorted."""
-        begins, ends = np.fromstring(self.text.replace(":", ","), np.int64, sep=",").reshape(-1, 2).T
-        lengths = ends - begins
-        return np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
+        return _rows_in(self.text)
+
+
+@lru_cache(maxsize=1024)  # a loop may exclude rows after each batch, and all of them count then
+def _rows_in(text: str) -> Indices:
+    begins, ends = np.fromstring(text.replace(":", ","), np.int64, sep=",").reshape(-1, 2).T
+    lengths = ends - begins
+    rows: Indices = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
+    return rows
 
 
 class Gaps:
@@ -166,15 +173,13 @@ class Skips:
 
     def excluding(self, since: Position, rows: Indices) -> Skips:
         """Return these skips and rows from a position on, `(n,)`, sorted, each once. They may be excluded already."""
-        held = {one.since: one.rows for one in self.exclusions}
-        for at, others in held.items():
-            if at <= since:
-                rows = np.setdiff1d(rows, others, assume_unique=True)
-            else:
-                held[at] = np.setdiff1d(others, rows, assume_unique=True)
-        held[since] = np.union1d(held.get(since, NO_INDICES), rows)
-        left = [(at, held[at]) for at in sorted(held) if held[at].size]
-        return replace(self, exclusions=tuple(Exclusion.of(at, rows, rows + 1) for at, rows in left))
+        before = [one for one in self.exclusions if one.since < since]
+        here = [one.rows for one in self.exclusions if one.since == since]
+        rows = np.setdiff1d(rows, np.concatenate([NO_INDICES, *(one.rows for one in before)]), assume_unique=True)
+        held = {since: np.union1d(np.concatenate([NO_INDICES, *here]), rows)}
+        held |= {one.since: np.setdiff1d(one.rows, rows) for one in self.exclusions if one.since > since}
+        changed = (Exclusion.of(at, rows, rows + 1) for at, rows in held.items() if rows.size)
+        return replace(self, exclusions=(*before, *changed))
 
     def cover(self, asked: SkippedRange) -> bool:
         """Return whether all positions of a range are in skipped steps."""
@@ -187,15 +192,14 @@ class Skips:
         return any(one.epoch == asked.epoch and one.begin < asked.end and asked.begin < one.end for one in self.ranges)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of a state, as plain JSON types: those that aren't empty.
+        """Return the fields of a state, as plain JSON types.
 
         `skipped` has `[epoch, begin, end]` of each range, `excluded` has `[epoch, position, rows]`, see `Exclusion`.
         """
-        fields = {
+        return {
             SKIPPED: [[one.epoch, one.begin, one.end] for one in self.ranges],
             EXCLUDED: [[one.since.epoch, one.since.num_samples, one.text] for one in self.exclusions],
         }
-        return {name: value for name, value in fields.items() if value}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], num_samples: int | None) -> Skips:
@@ -220,12 +224,14 @@ class Skips:
 
 NO_SKIPS = Skips()
 SKIPPED, EXCLUDED = "skipped", "excluded"
-"""The fields of a state. A run that leaves out nothing doesn't have them."""
+"""The fields of a state."""
 
 
 def _read_ranges(value: Any, num_columns: int = 3) -> Indices:
     """Return rows that end with `begin, end`, `(n, num_columns)`."""
     given = np.asarray(value)
+    if given.shape == (0,):
+        return NO_INDICES.reshape(0, num_columns)
     table: Indices = given.astype(np.int64)
     is_integer = given.dtype.kind in "iu"
     if not is_integer or table.shape[1:] != (num_columns,) or table.min() < 0 or (table[:, -2] >= table[:, -1]).any():
