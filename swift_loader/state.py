@@ -13,6 +13,8 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import SwiftLoaderError, counted
 from swift_loader.pipeline.epochs import PipelineState
 from swift_loader.replay import dicts, read_file
+from swift_loader.samplers.base import VERSION
+from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, shown
 from swift_loader.sampling.run import Checkpoint
 
 _MAX_ROWS = 8
@@ -72,11 +74,12 @@ def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
 
 def _of_dataloader(state: Mapping[str, Any]) -> dict[str, str]:
     saved, batching = LoaderPosition.from_dict(state), state.get("batching", {})
+    has_place = saved.draws.sampler_state is not None and not saved.draws.draws_again
     return {
         "epoch": f"{saved.draws.epoch}{', which is over' if saved.draws.is_over else ''}",
         "position": f"after {counted(saved.num_yielded, 'batch')}; batch_size={batching.get('batch_size')}",
         "seed": f"{batching.get('seed')}",
-        "order": "by the sampler's own state" if saved.draws.sampler_state else "drawn again from the beginning",
+        "order": "by the sampler's own state" if has_place else "drawn again from the beginning",
         "skipped": ", ".join(f"batch {step}, which came early" for step in saved.ahead),
         "workers": f"{saved.num_workers}, {sum(one.has_state for one in saved.workers)} with a state of the dataset",
     }
@@ -94,7 +97,27 @@ def _of_pipeline(state: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _of_sampler(state: Mapping[str, Any]) -> dict[str, str]:
+    check_version(state, VERSION, "sampler")
+    fields = checked_fields(state, dict.fromkeys(("seed", "epoch", "position", "finished"), integer(0, 2**MAX_BITS)))
+    facts = [f"{name}={shown(value)}" for name, value in state.items() if name not in {*fields, "version", *_INNER}]
+    unit = _UNITS.get(str(state["sampler"]), "batches")
+    return {
+        "epoch": f"{fields['epoch']}{', which is over' * fields['finished']}",
+        "position": f"after {fields['position']:,} {unit} of all ranks",
+        "seed": f"{fields['seed']}",
+        "order": ", ".join(facts),
+    }
+
+
+_INNER = ("inner", "inner_position")
+"""What a state of `distributed` has of the sampler that it splits."""
+
+_UNITS = {"WeightedBatchSampler": "samples", "StratifiedBatchSampler": "samples", "distributed": "items"}
+"""What a sampler's position counts, if not batches."""
+
 _KINDS: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], dict[str, str]]]] = {
+    "sampler": ({"version", "sampler", "seed", "epoch", "position"}, _of_sampler),
     "SwiftLoader": ({"version", "seed", "epoch", "position", "shuffle"}, _of_swift_loader),
     "DataLoader": ({"_snapshot", "_iterator_finished"}, _of_dataloader),
     "Pipeline": ({"version", "epoch", "place", "parameters"}, _of_pipeline),

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from swift_loader import DataLoader, ShuffleBatchSampler, SwiftLoader
 from swift_loader.__main__ import CommandError, find_target, made_by, main
 from swift_loader.pipeline import Pipeline
+from tests.support.samplers import MAKERS
 
 SOURCE = """
 class Data:
@@ -129,6 +131,20 @@ def test_the_states_in_a_checkpoint_are_said_in_words(tmp_path: Path, capsys: py
     printed = capsys.readouterr()
     assert [line.partition(":")[0] for line in printed.out.splitlines() if not line.startswith("  ")] == ["a", "a.b"]
     assert "error: foreign: the state" in printed.err
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_state_of_each_sampler_is_said_in_words(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampler = MAKERS[name](2, 1)
+    list(islice(sampler, 2))
+    torch.save({"model": {"weight": torch.zeros(2)}, "sampler": sampler.state_dict()}, tmp_path / "checkpoint.pt")
+    assert main(["state", str(tmp_path / "checkpoint.pt")]) == 0
+    head, *facts = capsys.readouterr().out.splitlines()
+    assert head.startswith("sampler: the state of a ")
+    per_item = 4 if name in ("shuffle batches", "in order", "draws", "strata") else 1
+    assert any(re.match(rf"  position  after {4 * per_item} .*", fact) for fact in facts), facts
 
 
 @pytest.mark.parametrize(
