@@ -1,8 +1,8 @@
 """Draws the indices of an epoch from a loader's sampler, as torch does, and remembers how to draw them again.
 
 Samplers draw from a `torch.Generator` of their own, from torch's default generator, from `random` or from the legacy
-`numpy.random`. A sampler without a `state_dict` is resumed by drawing again from the same states. All of this runs on
-the loop's thread, as the sampler is the user's code.
+`numpy.random`. A sampler without a `state_dict`, or with one that stays the same in an epoch, is resumed by drawing
+again from the same states. All of this runs on the loop's thread, as the sampler is the user's code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils.data import (
 
 from swift_loader.dataloader.state import DrawsState, SamplerState, as_torch, pack_states, set_states, unpack_states
 from swift_loader.errors import StateMismatch
-from swift_loader.samplers.base import ResumableSampler, chain_of
+from swift_loader.samplers.base import ResumableSampler, are_equal, chain_of
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
@@ -88,6 +88,10 @@ class Draws:
         self._replayed: States = {}
         """The global generators where drawing again has left them. The rest of the epoch is drawn from there."""
         self._iterator: Iterator[Any] = iter(())
+        self._start: SamplerState | None = None
+        """The state of the sampler when the epoch began. None: it has none, or this continues at a later one."""
+        self._draws_again = state is not None and state.draws_again
+        """Whether the sampler's state doesn't tell the place in the epoch."""
         self.num_drawn = 0
         if state is not None and len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
@@ -99,7 +103,9 @@ class Draws:
             return
         if state is not None:
             epoch = state.epoch + 1
-            if state.sampler_state is not None:
+            if state.draws_again:
+                self._source.sampler.load_state_dict(state.of_sampler)
+            elif state.sampler_state is not None:
                 self._source.iterate(state.sampler_state)
         self.begun = self._begin(epoch, base_seed, has_workers=bool(loader.num_workers))
 
@@ -109,6 +115,7 @@ class Draws:
             self._generator.manual_seed(derive_key(self.seed, Purpose.GENERATOR.value, epoch))
         own, draws_seed = self._pack_own(), base_seed is None
         before = states_of(_GENERATORS) if self._source.may_draw else None
+        self._start = self._source.state_of_sampler()
         self._iterator = self._source.iterate()
         of_sampler, _ = self._source.state_of_sampler() or (None, None)
         if before is not None:
@@ -134,7 +141,8 @@ class Draws:
         self._sampler_epochs = state.sampler_epochs if state.num_drawn else None
         if not state.is_begun:
             self._untold = self._used, self._used
-        if self._source.epochs and state.sampler_state is None:
+        self._start = state.sampler_state if state.draws_again else None
+        if self._source.epochs and (state.sampler_state is None or state.draws_again):
             self._iterator = self._draw_again_later(state)
         else:
             self._iterator = self._draw_again(state)
@@ -145,7 +153,7 @@ class Draws:
 
     def _draw_again(self, state: DrawsState, *, draws_first: bool = False) -> Iterator[Any]:
         """Return an iterator over what is left to draw. `draws_first`: it is asked for the first of it at once."""
-        counts = state.sampler_state is None and not self._source.is_stream
+        counts = (state.sampler_state is None or state.draws_again) and not self._source.is_stream
         num_again = state.num_drawn if counts else 0
         first = _NOTHING
         with _applied(self._used), self._source.at_epochs(state.sampler_epochs if num_again else None):
@@ -181,6 +189,7 @@ class Draws:
         if indices is _NOTHING:
             return None
         drawn = Drawn(self.num_drawn, indices, self._source.state())
+        self._draws_again = self._draws_again or (self._start is not None and self._source.has_stayed)
         self.num_drawn += 1
         return drawn
 
@@ -208,7 +217,9 @@ class Draws:
         `num_drawn`: batches that the loop got. `sampler_state`: as in the last one's `Drawn`. `is_over`: the loop has
         met the end of the epoch.
         """
-        if not num_drawn and sampler_state is None:
+        if self._draws_again:  # as a sampler counts its epochs when one begins, or when it ends
+            sampler_state = self._source.state_of_sampler() if is_over else self._start
+        elif not num_drawn and sampler_state is None:
             sampler_state = self.begun.sampler_state
         of_sampler, of_iterator = sampler_state or (None, None)
         used = self._used if self._untold is None else self._untold[0]
@@ -218,7 +229,8 @@ class Draws:
             of_sampler=of_sampler,
             of_iterator=of_iterator,
             generators=self._pack_own() if is_over else self.begun.generators,
-            global_states={} if is_over or sampler_state is not None else pack_states(used),
+            global_states={} if is_over or not (sampler_state is None or self._draws_again) else pack_states(used),
+            draws_again=self._draws_again,
             is_begun=self._untold is None,
             sampler_epochs=self._source.epochs if self._sampler_epochs is None else self._sampler_epochs,
             dataset_epoch=epoch_of(self._dataset),
@@ -283,10 +295,13 @@ class SamplerSource:
         self._iterator: Any = None
         self._iterator_state: Any = None
         """What the iterator is to load when it is made."""
+        self._last_state: SamplerState | None = None
+        self.has_stayed = False
+        """Whether a draw has left all states as they were. Then they don't tell the place."""
         self.is_stream = isinstance(loader.dataset, IterableDataset)
-        draws_nothing = self.is_stream or type(self.sampler) is SequentialSampler
-        self.may_draw = not (draws_nothing or is_stateful(self.sampler))
-        """Whether iterating may draw from the global generators, and nothing else tells how to repeat that."""
+        draws_nothing = self.is_stream or isinstance(self.sampler, (SequentialSampler, ResumableSampler))
+        self.may_draw = not draws_nothing
+        """Whether iterating may draw from the global generators."""
 
     def iterate(self, state: SamplerState | None = None, epochs: Sequence[int] = ()) -> Iterator[Any]:
         """Return an iterator over the indices of the batches, from their beginning or from a state.
@@ -308,7 +323,7 @@ class SamplerSource:
         return self._batched(self._batches) if arrays is None else arrays
 
     def _begin_iterator(self) -> Iterator[Any]:
-        self._iterator = iter(self.sampler)
+        self._iterator, self._last_state = iter(self.sampler), self.state_of_sampler()
         if self._iterator_state is not None:
             self._iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
@@ -333,10 +348,12 @@ class SamplerSource:
         """Return copies of the present states of the sampler and its iterator; None if neither has one."""
         if self._iterator is None:  # of torch's own samplers
             return None
-        of_sampler = self.state_of_sampler()
-        if self._iterator is self.sampler or not is_stateful(self._iterator):
-            return of_sampler
-        return None if of_sampler is None else of_sampler[0], deepcopy(self._iterator.state_dict())
+        state = self.state_of_sampler()
+        if self._iterator is not self.sampler and is_stateful(self._iterator):
+            state = None if state is None else state[0], deepcopy(self._iterator.state_dict())
+        self.has_stayed = self.has_stayed or (state is not None and are_equal(state, self._last_state))
+        self._last_state = state
+        return state
 
     @property
     def epochs(self) -> list[int]:

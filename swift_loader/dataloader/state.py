@@ -118,6 +118,8 @@ class DrawsState:
     num_drawn: int = _at(f"{_MAIN}_sampler_iter_yielded", _COUNT, default=0)
     of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY, default=None)
     """The state of the sampler; None if it has none."""
+    draws_again: bool = _at(f"{_MAIN}draws_again", _FLAG, default=False)
+    """Whether `of_sampler` is as the epoch began, because it doesn't tell the place."""
     of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY, default=None)
     """The state of the sampler's iterator; None if it has none."""
     generators: list[str] = _at(f"{_MAIN}generators", _GENERATORS, default_factory=list)
@@ -252,6 +254,8 @@ class LoaderPosition:
         check_version(state, VERSION, "swift_loader.DataLoader")
         checked_fields(state, {"_steps_since_snapshot": integer(0, 0)})
         state = deepcopy(dict(state))
+        if isinstance(draws := field_of(state, _MAIN[:-1]), dict):
+            draws.setdefault("draws_again", False)  # version 0.2 took each state for a place
         workers = field_of(state, "_snapshot._worker_snapshots")
         num_packed = len(workers) if isinstance(workers, Mapping) else 1
         packed = [field_of(workers, f"worker_{number}") for number in range(num_packed)]

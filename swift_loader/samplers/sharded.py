@@ -14,7 +14,8 @@ restored. That takes 0.4 ms, so a block of items is drawn at a time. Each block 
 block depend on seed, epoch and block, and not on where the run was resumed.
 
 The position is how many items all ranks have drawn. If the sampler has a `state_dict`, its states at the beginning of
-the blocks are kept, and a resumed run draws from the last one again. If not, it draws again from the epoch's start.
+the blocks are kept, and a resumed run draws from the last one again. If not, or if the states stay the same, it draws
+again from the epoch's start.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.utils.data import DistributedSampler
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, refuse_sampler, seed_of
+from swift_loader.samplers.base import ResumableSampler, are_equal, chain_of, ranks_of, refuse_sampler, seed_of
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
@@ -214,7 +215,7 @@ class _Mark(NamedTuple):
 
     position: int
     state: Any
-    """The sampler's state there; None at the epoch's start."""
+    """The sampler's state there; None: there is none, or it isn't needed."""
 
 
 _START = _Mark(0, None)
@@ -299,10 +300,9 @@ class ShardedSampler(ResumableSampler[_Item]):
         It is the same on every rank.
         """
         state, this = super().state_dict(), self._passes.current
-        mark = self._marks[0] if this.position else _START
-        if mark.state is not None and not this.at_end:
-            state |= {"inner_position": mark.position, "inner": mark.state}
-        return state
+        mark = self._marks[0] if this.position and not this.at_end else _START
+        # In a tuple: torch.distributed.checkpoint takes a dict apart, and loads only the keys that a new one has.
+        return state | {"inner": tuple(mark) if mark.state is not None else ()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume there. The number of ranks may be another one than when it was saved.
@@ -312,9 +312,12 @@ class ShardedSampler(ResumableSampler[_Item]):
             StateMismatch: The state is of another seed, or the sampler has no `load_state_dict` for its part of it.
         """
         mark = _START
-        if isinstance(state, Mapping) and "inner" in state:
-            fields = self._saved_fields(state, ["position", "inner_position"])
-            mark = _Mark(fields["inner_position"], state["inner"])
+        if isinstance(state, Mapping) and "inner_position" in state:  # of version 0.2
+            state = {**state, "inner": (state["inner_position"], state["inner"])}
+        if isinstance(state, Mapping) and state.get("inner"):
+            inner: Any = dict(enumerate(state["inner"]))
+            fields = self._saved_fields({**state, "inner": inner.get(0)}, ["position", "inner"])
+            mark = _Mark(fields["inner"], inner.get(1))
             if mark.position > fields["position"] or not hasattr(self.inner, "load_state_dict"):
                 raise StateMismatch(
                     f"the state has a state of the sampler, but the {type(self.inner).__name__} can't load it; give "
@@ -332,7 +335,7 @@ class ShardedSampler(ResumableSampler[_Item]):
                 choose(epoch)
         if mark.state is not None:
             inner.load_state_dict(mark.state)
-        return _Draws(self.inner, derive_key(self._seed, _KEY, epoch), mark.position)
+        return _Draws(inner, derive_key(self._seed, _KEY, epoch), mark.position)
 
     def _skip(self, draws: _Draws[_Item], marks: deque[_Mark], num_skipped: int) -> list[_Item]:
         """Draw so many items again that were drawn before the run was resumed. Return what was drawn beyond them."""
@@ -345,13 +348,24 @@ class ShardedSampler(ResumableSampler[_Item]):
 
     def _more(self, draws: _Draws[_Item], marks: deque[_Mark], num_wanted: int) -> list[_Item]:
         """Draw blocks until there are so many items, or none are left to draw."""
-        inner: Any = self.inner
         items: list[_Item] = []
         while len(items) < num_wanted and not draws.is_over:
-            if draws.num_drawn > marks[-1].position and hasattr(inner, "state_dict"):
-                marks.append(_Mark(draws.num_drawn, deepcopy(inner.state_dict())))
             items += draws.block()
+            last, state = marks[-1], _state_of(self.inner)
+            is_drawn_again = not last.position and last.state is not None
+            if state is None or is_drawn_again or draws.num_drawn == last.position:
+                continue
+            if draws.start.state is not None and are_equal(state, last.state if last.position else draws.begun):
+                marks.clear()
+                marks.append(draws.start)  # the states don't tell the place
+            else:
+                marks.append(_Mark(draws.num_drawn, state))
         return items
+
+
+def _state_of(sampler: Any) -> Any:
+    """Return a copy of the present state of a sampler; None if it has none."""
+    return deepcopy(sampler.state_dict()) if hasattr(sampler, "state_dict") else None
 
 
 class _Draws(Generic[_Item]):
@@ -374,6 +388,10 @@ class _Draws(Generic[_Item]):
         self.is_over = False
         """Whether nothing is left to draw."""
         self._items: Iterator[_Item] | None = None
+        self.start = _Mark(0, None if num_drawn else _state_of(sampler))
+        """The epoch's start, with the sampler's state, if the draws begin there."""
+        self.begun: Any = None
+        """The sampler's state before the first item."""
 
     def block(self) -> list[_Item]:
         """Return the next block. It may be empty at the epoch's end. Raises what the sampler raises."""
@@ -382,6 +400,7 @@ class _Draws(Generic[_Item]):
         with self._seeded(start):
             if self._items is None:
                 self._items = iter(self._sampler)
+                self.begun = _state_of(self._sampler)
             items = list(islice(self._items, stop - start))
         self.num_drawn += len(items)
         self.is_over = self.num_drawn < stop

@@ -34,6 +34,44 @@ class GlobalRandom(Sampler[int]):
             yield int(np.random.randint(NUM_SAMPLES))
 
 
+class Counting:
+    """Shuffles by its epoch, or by torch's default generator. Its state doesn't tell the place in the epoch."""
+
+    def __init__(self, kind: str, batch_size: int | None, size: int = 30) -> None:
+        self.kind, self.batch_size, self.size, self.epoch_number, self.place = kind, batch_size, size, 0, 0
+
+    def __len__(self) -> int:
+        return self.size // (self.batch_size or 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch_number = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": [self.epoch_number, 7], "start": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch_number, self.place = state["epoch"][0], state["start"]
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch_number
+        if self.kind == "counts at once":  # as lerobot's EpisodeAwareSampler
+            self.epoch_number += 1
+        return self.items(epoch)
+
+    def items(self, epoch: int) -> Iterator[Any]:
+        if self.kind == "counts at the first item":
+            self.epoch_number += 1
+        generator = None if self.kind == "global generator" else torch.Generator().manual_seed(epoch)
+        order, size = torch.randperm(self.size, generator=generator).tolist(), self.batch_size or 1
+        for start in range(self.place, self.size, size):
+            if self.kind == "tells blocks":
+                self.place = (start + size) // 12 * 12
+            yield order[start : start + size] if self.batch_size else order[start]
+        self.place = 0
+        if self.kind in ("counts at the end", "tells blocks"):
+            self.epoch_number += 1
+
+
 MAKERS: dict[str, Make] = {
     "shuffle batches": lambda n, r: ShuffleBatchSampler(NUM_SAMPLES, 4, seed=3, num_replicas=n, rank=r),
     "in order": lambda n, r: ShuffleBatchSampler(NUM_SAMPLES, 4, shuffle=False, num_replicas=n, rank=r),
@@ -57,6 +95,7 @@ MAKERS: dict[str, Make] = {
     ),
     "global generator": lambda n, r: distributed(GlobalRandom(), n, r, seed=3),
     "own state": lambda n, r: distributed(ShuffleSampler(NUM_SAMPLES, 1, seed=9, num_replicas=1, rank=0), n, r, seed=3),
+    "own state, no place": lambda n, r: distributed(Counting("counts at once", None), n, r, seed=3),
     "own state, batches": lambda n, r: distributed(
         TokenBudgetBatchSampler(LENGTHS, 50, seed=9, num_replicas=1, rank=0), n, r, seed=3, drop_last=True
     ),

@@ -30,6 +30,7 @@ from tests.support.resumable import (
     drawing_collate,
     streaming,
 )
+from tests.support.samplers import Counting
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -469,3 +470,31 @@ def test_what_another_order_resumes_is_exact_or_refused(saved: str, loaded: str,
     assert bool(told) == (is_seed_saved and (saved, loaded) == ("seed=5", "seed=6"))
     assert sorted(epoch) == list(range(103))
     assert epoch == unbroken[1] or saved == "torch" or not is_same
+
+
+@pytest.mark.parametrize(
+    "kind", ["counts at once", "counts at the first item", "counts at the end", "tells blocks", "global generator"]
+)
+@pytest.mark.parametrize("in_batches", [False, True], ids=["indices", "batches"])
+def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str, in_batches: bool) -> None:
+    def make() -> Any:
+        sampler = Counting(kind, 3 if in_batches else None)
+        place: Any = {"batch_sampler": sampler} if in_batches else {"sampler": sampler, "batch_size": 3}
+        return DataLoader(range(30), **place)  # type: ignore[arg-type]
+
+    torch.manual_seed(5)
+    loader, found, states = make(), list[Any](), list[Any]()
+    for _ in range(3):
+        for batch in loader:
+            found.append(batch.tolist())
+            states.append((len(found), torch.get_rng_state(), loader.state_dict()))
+        states[-1] = len(found), torch.get_rng_state(), loader.state_dict()
+    assert sorted(index for batch in found[:10] for index in batch) == list(range(30))
+    for num_found, generator, state in states[:25]:
+        if kind == "counts at the first item" and num_found % 10 == 1:
+            continue  # a second draw tells
+        resumed = make()
+        resumed.load_state_dict(state)
+        torch.set_rng_state(generator)
+        following = [batch.tolist() for _ in range(2) for batch in resumed]
+        assert following[:5] == found[num_found : num_found + 5], num_found

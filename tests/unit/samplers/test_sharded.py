@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from itertools import count, islice
@@ -20,8 +21,9 @@ from torch.utils.data import (
 )
 
 from swift_loader import ShuffleSampler, StateMismatch, distributed
+from swift_loader.samplers.base import are_equal
 from swift_loader.samplers.sharded import BLOCK_ITEMS
-from tests.support.samplers import GlobalRandom
+from tests.support.samplers import Counting, GlobalRandom
 
 
 def ranks_of(make: Any, world_size: int, **options: Any) -> list[Any]:
@@ -191,3 +193,30 @@ def test_a_state_of_a_sampler_needs_one_that_can_load_it() -> None:
 def test_a_wrong_argument_is_named(sampler: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         distributed(sampler, **{"num_replicas": 2, "rank": 0, "seed": 3, **options})
+
+
+@pytest.mark.parametrize(
+    "kind", ["counts at once", "counts at the first item", "counts at the end", "tells blocks", "global generator"]
+)
+@pytest.mark.parametrize("size", [30, 600])
+def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str, size: int) -> None:
+    sampler = distributed(Counting(kind, None, size), 1, 0, seed=4)
+    found, states = list[int](), list[Any]()
+    for _ in range(3):
+        for index in sampler:
+            found.append(index)
+            states.append(json.loads(json.dumps(sampler.state_dict())))
+    for num_found in (1, 2, 25, size, size + 1, size + 13, 2 * size):
+        resumed = distributed(Counting(kind, None, size), 1, 0, seed=4)
+        resumed.load_state_dict(states[num_found - 1])
+        assert [*resumed, *resumed][:size] == found[num_found : num_found + size], num_found
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_states_are_compared_by_value(kind: Any) -> None:
+    def state(*values: int) -> Any:
+        return {"order": kind(values), "more": [{"seed": 1}]}
+
+    assert are_equal(state(1, 2), state(1, 2))
+    assert not are_equal(state(1, 2), state(1, 3))
+    assert not are_equal(state(1, 2), state(1, 2, 3))
