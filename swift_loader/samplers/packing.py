@@ -97,7 +97,8 @@ class PackCollate:
     """A `collate_fn` that joins sequences without padding, for attention that knows where each document begins.
 
     A sample is a document: a dict whose arrays or tensors have equal lengths, such as tokens and labels; or one array
-    or tensor, which the batch calls `input_ids`. The batch is a dict:
+    or tensor, which the batch calls `input_ids`. Without
+    these, lists of numbers become tensors. The batch is a dict:
 
     - each of these fields, joined: `(tokens, ...)`;
     - `position_ids`: `(tokens,) int64`, from 0 in each document;
@@ -119,7 +120,8 @@ class PackCollate:
     """
 
     fields: Sequence[str] | None = None
-    """Names of the fields to join. None: all arrays and tensors of the first sample that have an axis."""
+    """Names of the fields to join. None: all arrays and tensors of the first sample that have an axis; if it has
+    none, all lists of numbers."""
     pad_to: int | None = None
     """Tokens of each batch, for static shapes as with `torch.compile`. What is added is a document of its own. None: no
     padding."""
@@ -147,7 +149,7 @@ class PackCollate:
 
     def __call__(self, samples: Sequence[Any], memory: BatchMemory | None = None) -> dict[str, Any]:
         """Return a batch of at least one sample. `memory`: where to put it; None: on the heap."""
-        samples = [sample if isinstance(sample, Mapping) else {_TOKENS: sample} for sample in samples]
+        samples = [_document(sample, self.fields) for sample in samples]
         names = _joined(self.fields, samples[0] if samples else {})
         if odd := next((sorted(sample) for sample in samples if sample.keys() != samples[0].keys()), None):
             raise ValueError(f"sample 0 of the batch has the fields {sorted(samples[0])}, but another one has {odd}")
@@ -176,11 +178,18 @@ class PackCollate:
         for name in names:
             parts = [_array(sample, name, number) for number, sample in enumerate(samples)]
             is_label = name == self.labels
+            _check_joins(name, parts)
             dtype = np.result_type(*{part.dtype for part in parts})
             dtype = np.dtype(np.int64) if is_label and dtype.kind in "iu" else dtype
+            fill = self.ignore_index if is_label else self.pad_value
+            if size > total and dtype.kind in "biu" and np.asarray(fill).astype(dtype) != fill:
+                raise ValueError(
+                    f"{name!r} is {dtype}, which has no {fill}, the value of its padding. Choose another pad_value or "
+                    f"type, or leave it out of fields=[...]"
+                )
             batch[name], joined = _empty((size, *parts[0].shape[1:]), dtype, samples[0][name], memory)
             np.concatenate(parts, out=joined[:total], casting="unsafe")
-            joined[total:] = self.ignore_index if is_label else self.pad_value
+            joined[total:] = fill
             if is_label and self.mask_first:
                 joined[starts[counts > 0]] = self.ignore_index
         for key in batch.keys() - {*names, *_MADE}:
@@ -194,11 +203,43 @@ class PackCollate:
         return batch
 
 
+def _document(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
+    """Return a sample as a dict, with tensors instead of the lists of numbers that are joined."""
+    document = sample if isinstance(sample, Mapping) else {_TOKENS: sample}
+    if fields is None and any(getattr(value, "ndim", 0) for value in document.values()):
+        return document
+    lists = {name: value for name, value in document.items() if isinstance(value, list) and name in (fields or [name])}
+    lists = {name: value for name, value in lists.items() if not value or isinstance(value[0], (int, float))}
+    if not lists:
+        return document
+    import torch
+
+    try:
+        return {
+            **document,
+            **{name: torch.tensor(value, dtype=None if value else torch.int64) for name, value in lists.items()},
+        }
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"a list of {', '.join(lists)} has something else than numbers: {error}") from error
+
+
+def _check_joins(name: str, parts: Sequence[NDArray[Any]]) -> None:
+    for number, part in enumerate(parts):
+        if part.shape[1:] != parts[0].shape[1:] or part.dtype.kind in "OUS":
+            raise ValueError(
+                f"{name!r} can't be joined: sample {number} has {part.dtype} of the shape {part.shape}, and sample 0 "
+                f"{parts[0].dtype} of {parts[0].shape}. They must be numbers, and their shapes equal but for the first "
+                f"axis; or name the fields to join in fields=[...]"
+            )
+
+
 def _joined(fields: Sequence[str] | None, sample: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields that are joined, at least one."""
     found = [key for key, value in sample.items() if getattr(value, "ndim", 0) and key not in _MADE]
     if not (names := found if fields is None else list(fields)):
-        raise ValueError("there is nothing to pack: a sample needs an array or a tensor with one axis or more")
+        raise ValueError(
+            "there is nothing to pack: a sample needs an array, a tensor with one axis or more, or a list of numbers"
+        )
     return names
 
 
@@ -273,8 +314,8 @@ class PackedDataset:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of its range, or there is not one length for each document; or for an item: a
-                document has another length than `lengths` says.
+            ValueError: An argument is out of its range, there is not one length for each document, or a window has more
+                documents than `max_documents`; or for an item: a document has another length than `lengths` says.
         """
         self._dataset, counts = dataset, checked_lengths(lengths)
         if len(counts) != len(dataset):
@@ -286,6 +327,18 @@ class PackedDataset:
         row = counts[self._order.indices(0, np.arange(len(counts), dtype=np.int64))]
         self._bounds: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(row)])
         """`(n + 1,)` where each document of the row begins, and its end."""
+        if (most := self._collate.max_documents) is not None and (
+            needed := self._num_documents().max(initial=0)
+        ) > most:
+            raise ValueError(f"max_documents={most} is too small: a window has {needed} documents; give at least that")
+
+    def _num_documents(self) -> Indices:
+        """Return how many documents each window has, with that of the padding."""
+        begins, total = np.arange(len(self), dtype=np.int64) * self.max_tokens, self._bounds[-1]
+        ends, before = begins + self.max_tokens, np.concatenate([[0], np.cumsum(np.diff(self._bounds) > 0)])
+        firsts = self._bounds.searchsorted(begins, "right") - 1
+        pieces: Indices = before[self._bounds.searchsorted(np.minimum(ends, total))] - before[firsts] + (ends > total)
+        return pieces
 
     def __len__(self) -> int:
         return (int(self._bounds[-1]) + (not self.drop_last) * (self.max_tokens - 1)) // self.max_tokens
@@ -297,8 +350,7 @@ class PackedDataset:
         pieces = []
         for place, number in zip(places.tolist(), self._order.indices(0, places).tolist(), strict=True):
             start, length = int(self._bounds[place]), int(self._bounds[place + 1] - self._bounds[place])
-            document = self._dataset[number]
-            document = document if isinstance(document, Mapping) else {_TOKENS: document}
+            document = _document(self._dataset[number], self._collate.fields)
             names = _joined(self._collate.fields, document)
             if (found := _lengths(document, names, number)) != [length]:
                 raise ValueError(f"document {number} has {found[0]} tokens, but lengths[{number}]={length}")

@@ -175,8 +175,9 @@ class StratifiedBatchSampler(_OrderedBatchSampler):
         """Start with epoch 0. With several ranks and no seed, this blocks until all ranks are here.
 
         Args:
-            labels: `(n,)` label of each sample: a list, an array or a tensor of integers, booleans or strings. At most
-                2**31. The sampler keeps 8 bytes per sample. The first batch of an epoch takes 5 us per label.
+            labels: `(n,)` label of each sample: a list, an array, a tensor or a column of a table, of integers,
+                booleans or strings, also categorical. At most 2**31. The sampler keeps 8 bytes per sample. The first
+                batch of an epoch takes 5 us per label.
             batch_size: Samples in a batch of one rank.
             seed: Seed of the order. None: that of torch's default generator; with several ranks, that of rank 0.
             drop_last: Whether to leave out the last step of an epoch, if it isn't full on all ranks.
@@ -188,7 +189,9 @@ class StratifiedBatchSampler(_OrderedBatchSampler):
             TypeError: An argument has the wrong type.
             ValueError: An argument is out of its range, or the ranks have no common seed.
         """
-        array = _checked("labels", labels, "biuUS", "integers or strings")
+        array = _checked("labels", labels, "biuUSOT", "integers or strings")
+        if array.dtype.kind in "OT":  # of pandas, polars and pyarrow
+            array = _of_objects(array.astype(object))
         members = np.argsort(array, kind="stable")
         array = array[members]
         begins = np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]]))
@@ -196,6 +199,18 @@ class StratifiedBatchSampler(_OrderedBatchSampler):
         self._order = partial(_Strata, array.size, members=members, begins=begins, counts=counts)
         super().__init__(ranks_of(num_replicas, rank), seed, batch_size, drop_last, uneven)
         self._facts = {"checksum of labels": zlib.crc32(begins.data, zlib.crc32(members.data))}
+
+
+def _of_objects(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return labels that are Python objects, `(n,)`, all strings or all integers."""
+    wanted = str if isinstance(labels[0], str) else (int, np.integer)
+    for index, label in enumerate(labels.tolist()):
+        if not isinstance(label, wanted):
+            raise TypeError(
+                f"labels[{index}]={label!r} is a {type(label).__name__}; labels must be all integers or all strings, "
+                f"one for each sample. Give samples without a label one of their own, or leave them out of the dataset"
+            )
+    return labels if wanted is str else labels.astype(np.int64)
 
 
 def _checked(name: str, values: Any, kinds: str, what: str) -> NDArray[Any]:

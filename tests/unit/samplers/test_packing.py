@@ -99,6 +99,15 @@ def test_labels_are_made_of_the_tokens_wherever_they_may_be_padded() -> None:
         ([np.ones(2)], {"pad_to": 0}, "pad_to=0"),
         ([{"input_ids": np.ones(2), "labels": [1, 2]}], {"mask_first": True}, "can't mask 'labels'"),
         ([{"a": np.ones(2), "labels": np.ones(2)}], {"mask_first": True, "fields": ["a"]}, "can't mask 'labels'"),
+        (
+            [{"a": np.ones(n), "mask": np.ones((n, n), bool)} for n in (2, 3)],
+            {},
+            r"'mask' can't be joined: sample 1 has bool of the shape \(3, 3\), and sample 0 bool of \(2, 2\)",
+        ),
+        ([{"a": np.ones(2), "mask": np.array(["x", "y"])}], {}, "'mask' can't be joined: sample 0 has <U1"),
+        ([{"a": np.ones(2, int), "mask": np.ones(2, bool)}], {"pad_to": 3, "pad_value": 7}, "'mask' is bool.*no 7"),
+        ([np.ones(2, np.uint8)], {"pad_to": 3, "pad_value": 50256}, "'input_ids' is uint8, which has no 50256"),
+        ([[1, 2], ["a"]], {}, "sample 1 can't be packed"),
     ],
 )
 def test_samples_that_do_not_fit_are_named(samples: list[Any], options: dict[str, Any], words: str) -> None:
@@ -106,8 +115,44 @@ def test_samples_that_do_not_fit_are_named(samples: list[Any], options: dict[str
         PackCollate(**options)(samples)
     with pytest.raises(TypeError, match="a list of names"):
         PackCollate(fields="tokens")
+    with pytest.raises(TypeError, match="a list of input_ids has something else than numbers"):
+        PackCollate()([[1, "a"]])
     with pytest.raises(TypeError, match=r"'a' of sample 1 can't become .* BFloat16"):
         PackCollate()([{"a": torch.ones(2)}, {"a": torch.ones(2, dtype=torch.bfloat16)}])
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_lists_of_numbers_are_packed_as_tensors(bare: bool) -> None:
+    lists: list[Any] = [{"input_ids": list(range(n)), "weight": [0.5] * n, "tags": ["a"]} for n in (3, 0, 2)]
+    tensors: list[Any] = [
+        {**one, "input_ids": torch.tensor(one["input_ids"], dtype=torch.int64), "weight": torch.tensor(one["weight"])}
+        for one in lists
+    ]
+    if bare:
+        lists, tensors = ([one["input_ids"] for one in each] for each in (lists, tensors))
+    for collate in (PackCollate(pad_to=8, mask_first=True), PackCollate(fields=["input_ids"])):
+        found, expected = collate(lists), collate(tensors)
+        assert found.keys() == expected.keys()
+        assert found["input_ids"].dtype == torch.int64
+        for name, value in expected.items():
+            is_equal = torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
+            assert is_equal or (name == "weight" and collate.fields), name
+    windows = PackedDataset(lists, [3, 0, 2], 2, shuffle=False)
+    assert [window["input_ids"].tolist() for window in windows] == [[0, 1], [2, 0]]  # type: ignore[attr-defined]
+    spans = [{"input_ids": np.arange(4), "span": [1, 3]}]
+    assert PackCollate()(spans)["span"] == [[1, 3]], "a list beside an array stays what it is"
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_windows_with_more_documents_than_max_documents_are_named_at_once(drop_last: bool) -> None:
+    lengths = [3, 0, 1, 4, 1, 1, 1]  # windows of 4: 3 + 1, 4, 1 + 1 + 1 and padding
+    data, most = documents(lengths), 2 if drop_last else 4
+    with pytest.raises(ValueError, match=f"max_documents={most - 1} is too small: a window has {most} documents"):
+        PackedDataset(data, lengths, 4, shuffle=False, drop_last=drop_last, collate=PackCollate(max_documents=most - 1))
+    windows = PackedDataset(
+        data, lengths, 4, shuffle=False, drop_last=drop_last, collate=PackCollate(max_documents=most)
+    )
+    assert [len(windows[number]["cu_seqlens"]) for number in range(len(windows))] == [most + 1] * len(windows)
 
 
 def test_attention_and_loss_of_a_packed_batch_are_those_of_its_documents() -> None:

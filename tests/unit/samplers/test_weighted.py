@@ -129,6 +129,19 @@ def test_labels_are_integers_or_strings(kind: Any) -> None:
     assert list(stratified(kind(labels))) == list(stratified(np.array(labels, np.uint8)))
 
 
+@pytest.mark.parametrize("dtype", ["object", "string", "category", "string[pyarrow]"])
+@pytest.mark.parametrize("is_text", [True, False])
+def test_labels_may_be_a_column_of_pandas_or_pyarrow(dtype: str, is_text: bool) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    labels = [f"class {number}" if is_text else number for number in [5, 1, 10, 5, 5, 3] * 9]
+    column = pandas.Series(labels, dtype=dtype if is_text or dtype in ("object", "category") else "Int64")
+    expected = list(stratified(labels))
+    for given_labels in (column, column.array, pandas.Index(column), pyarrow.chunked_array([labels[:9], labels[9:]])):
+        assert list(stratified(given_labels)) == expected
+    with pytest.raises(TypeError, match=r"labels\[54\]=\S+ is a \w+; .*without a label|labels are float64"):
+        stratified(pandas.concat([column, pandas.Series([None], dtype=column.dtype)]))
+
+
 def test_a_state_of_other_labels_is_refused() -> None:
     state = stratified([0, 1, 1, 0]).state_dict()
     stratified([5, 7, 7, 5]).load_state_dict(state)
@@ -190,7 +203,8 @@ def test_a_wrong_argument_of_draws_is_named(
         ([], {}, ValueError, r"labels has the shape \(0,\)"),
         ([[1]], {}, ValueError, r"labels has the shape \(1, 1\)"),
         ([1.0, 2.0], {}, TypeError, "labels are float64; they must be integers or strings"),
-        ([None, 1], {}, TypeError, "labels are object"),
+        ([None, 1], {}, TypeError, r"labels\[0\]=None is a NoneType"),
+        (np.array(["a", 1], object), {}, TypeError, r"labels\[1\]=1 is a int; labels must be all integers or all str"),
         ([1], {"batch_size": 0}, ValueError, "batch_size=0"),
     ],
 )
