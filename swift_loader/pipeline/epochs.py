@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
 from swift_loader.pipeline.failures import Tally
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
-from swift_loader.pipeline.sources import Chain, Plain
+from swift_loader.pipeline.sources import Chain
 from swift_loader.pipeline.stage import Item, Place
 from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
 from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
@@ -231,6 +231,7 @@ class PipelineIterator(LoopIterator):
             if self._error is not None:
                 raise self._error
             self._position.is_over = True
+            _warn_of_used_up(self._chain)
             if goes_on:  # keep it for the next epoch
                 assert self._closing is not None, "it has begun"
                 self._idle.append(run)
@@ -298,7 +299,9 @@ class Epochs:
             self._settle()
         loaded = self._loaded
         state = loaded or self._at_start(self._next_epoch)
-        self._warn_of_iterator()
+        for plain in self.chain.origin.plains:
+            plain.past.is_used_up |= plain.past.has_given and plain.is_iterator
+        _warn_of_used_up(self.chain)
         self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
         run = next((run for run in self._idle if loaded is None and run.epoch == state.epoch), None)
         if run is not None:  # it goes on with this epoch
@@ -355,15 +358,6 @@ class Epochs:
             if hasattr(plain.source, "set_epoch"):
                 plain.source.set_epoch(own)
         self._told = epoch
-
-    def _warn_of_iterator(self) -> None:
-        """Warn if the source gives its items only once, and has been iterated over."""
-        origin = self.chain.origin
-        if isinstance(origin, Plain) and self.position is not None and isinstance(origin.source, Iterator):
-            warn(
-                f"the source is an iterator, a {type(origin.source).__name__}, which gives its items only once; give a "
-                f"list, or an object whose __iter__ begins anew"
-            )
 
     def seek(self, epoch: int) -> None:
         """Begin with this epoch next. A loaded state of another epoch is dropped."""
@@ -438,6 +432,17 @@ class Epochs:
         if iterator is not None:
             iterator.close()
         _free(self._idle, self._event_loop)
+
+
+def _warn_of_used_up(chain: Chain) -> None:
+    """Warn of each source that doesn't begin anew. On the loop's thread."""
+    for plain in chain.origin.plains:
+        if plain.past.is_used_up:
+            plain.past.is_used_up = False
+            warn(
+                f"the source, a {type(plain.source).__name__}, gives its items only once, and has none left for "
+                f"another epoch; give a list, or an object whose __iter__ begins anew"
+            )
 
 
 def _listed(parameters: Sequence[str]) -> str:

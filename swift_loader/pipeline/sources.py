@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from inspect import GEN_CREATED, getgeneratorstate
 from types import GeneratorType
 from typing import Any
 
+from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.errors import LoaderClosed, StateMismatch
 from swift_loader.pipeline.failures import explained
 from swift_loader.pipeline.functions import name_of
@@ -19,7 +22,7 @@ from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
 from swift_loader.sampling.mixture import Changes, Segment
 from swift_loader.sampling.permutation import derive_key
-from swift_loader.worker.stream import is_stateful
+from swift_loader.worker.stream import forget_state, has_exact_state, is_huggingface, is_stateful
 
 _NOTHING = object()
 
@@ -33,11 +36,37 @@ MAX_DRAWN = 16
 """How many items of an async source are drawn ahead."""
 
 
-def is_indexed(source: Any) -> bool:
-    """Return whether items can be had by their numbers, so that continuing is O(1)."""
+def has_only_index(source: Any) -> bool:
+    """Return whether items are always had by their numbers."""
     if isinstance(source, Sequence):
         return True
     return not hasattr(source, "__iter__") and hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def length_of(source: Any) -> int | None:
+    """Return the length of a source that has an index, so that continuing is O(1); None for others.
+
+    One that is also iterated over continues by its index only if `begins_alike`.
+    """
+    torch = sys.modules.get("torch.utils.data")
+    is_stream = torch is not None and isinstance(source, torch.IterableDataset)  # it inherits `__getitem__`
+    is_other = is_stream or not hasattr(source, "__getitem__") or hasattr(source, "keys") or has_exact_state(source)
+    if is_other and not isinstance(source, Sequence):
+        return None
+    try:
+        return len(source)
+    except Exception:  # whoever needs it meets the error again
+        return None
+
+
+def begins_alike(source: Any) -> bool:
+    """Return whether iterating over a source gives what its index does, as far as the first two items tell."""
+    try:
+        items = (itertools.islice(source, 2), (source[number] for number in range(min(2, len(source)))))
+        first, same = ([[(path, digest_of(leaf)) for path, leaf in leaves_of(item)] for item in some] for some in items)
+    except Exception:  # it isn't an index of numbers
+        return False
+    return first == same
 
 
 def state_of(source: Any) -> Any:
@@ -45,18 +74,33 @@ def state_of(source: Any) -> Any:
     return copy.deepcopy(source.state_dict())
 
 
+@dataclass(slots=True)
+class Past:
+    """What earlier passes over a source gave. The source's thread writes."""
+
+    has_given: bool = False
+    """Whether one of them gave items."""
+    has_loaded: bool = False
+    """Whether the source was given a state."""
+    is_used_up: bool = False
+    """Whether the source didn't begin anew since."""
+
+
 class SourceReader:
     """Reads a source in a run, on the thread that pulls. An async source is drawn by the event loop's thread."""
 
-    def __init__(self, source: Any, name: str, states: SourceStates, run: Run, epoch: int, *, is_endless: bool) -> None:
-        """Read this source, of this name. `states` get the source's states. `is_endless`: epoch after epoch."""
-        self._source = source
-        self._name = name
+    def __init__(self, plain: Plain, states: SourceStates, run: Run, epoch: int) -> None:
+        """Read this source. `states` get the source's states."""
+        self._plain = plain
+        self._source = source = plain.source
+        self._past = plain.past
+        (self._name,) = plain.describe()
         self._states = states
-        self._is_endless = is_endless
-        self._tells_epochs = is_endless and run.tells_epochs and hasattr(source, "set_epoch")
+        self._has_state = has_exact_state(source)
+        self._is_endless = plain.is_endless
+        self._tells_epochs = plain.is_endless and run.tells_epochs and hasattr(source, "set_epoch")
         self._epoch = epoch
-        self._stats = run.tally.note(name)
+        self._stats = run.tally.note(self._name)
         self._loop = run.event_loop.enter() if hasattr(source, "__aiter__") else None
         self._number = 0
         """Of the item that comes next, for errors."""
@@ -74,7 +118,7 @@ class SourceReader:
                 self._epoch += 1
                 if self._tells_epochs:
                     self._source.set_epoch(self._epoch)
-                if is_stateful(self._source):
+                if self._has_state:
                     self._states.note((self._epoch, 0), state_of(self._source))
                 num_before, begin, has_more = 0, None, self._is_endless
         except Exception as error:
@@ -87,22 +131,28 @@ class SourceReader:
                 self._number = number
                 self._stats.num_out += 1
                 yield Item(value, (number,))
+            if not self._number and self._past.has_given and not self._plain.is_iterator:  # else it has been told
+                self._past.is_used_up = self._states.lengths[self._epoch] is None
         except Exception as error:
             raise explained(error, self._name, self._number)  # noqa: B904 - it has its causes
         finally:
+            self._past.has_given |= self._number > num_before
             if isinstance(self._source, GeneratorType):  # else it ends when its references do
                 self._source.close()
 
     def _numbered(self, num_before: int, begin: SourceBegin | None) -> Iterator[tuple[int, Any]]:
         """Return the items after so many, with their numbers from 1 on. `begin`: a state before one of them."""
-        source, num_drawn = self._source, 0
-        if is_indexed(source):
-            lengths = self._states.lengths
-            length = lengths[self._epoch] = lengths.get(self._epoch) or len(source)
-            return ((number + 1, source[number]) for number in range(num_before, length))
-        if begin is not None:
+        source, num_drawn, lengths = self._source, 0, self._states.lengths
+        length = lengths[self._epoch] = lengths.get(self._epoch) or length_of(source)
+        if has_only_index(source) or (length is not None and num_before and begins_alike(source)):
+            return ((number + 1, source[number]) for number in range(num_before, length or len(source)))
+        begin = begin if self._has_state else None  # an older state may have one that isn't exact
+        if begin is not None and (begin[0] or not is_huggingface(source)):  # else it is that of the end of an epoch
             num_drawn, state = begin
+            self._past.has_loaded = True
             source.load_state_dict(state)
+        elif self._past.has_loaded:
+            forget_state(source)
         self._num_drawn, self._num_left_out = num_drawn, num_before
         values = self._values()
         if begin is not None and not num_drawn:  # the source gave that state between two epochs
@@ -113,13 +163,16 @@ class SourceReader:
 
     def _values(self) -> Iterator[Any]:
         """Return what one pass over the source gives."""
-        says_place = is_stateful(self._source) and getattr(self._source, "is_exact", True)
+        says_place = self._has_state and getattr(self._source, "is_exact", True)
         if self._loop is not None:
             return self._drawn(self._loop, self if says_place else None)
-        return self._noted() if says_place else iter(self._source)
+        values = iter(self._source)
+        if isinstance(values, GeneratorType) and getgeneratorstate(values) != GEN_CREATED and self._past.has_given:
+            self._past.is_used_up = True
+        return self._noted(values) if says_place else values
 
-    def _noted(self) -> Iterator[Any]:
-        for value in self._source:
+    def _noted(self, values: Iterator[Any]) -> Iterator[Any]:
+        for value in values:
             self.note_drawn()
             yield value
 
@@ -159,7 +212,7 @@ class _Draws(LoopRelay[Any]):
 
 def check_source(source: Any) -> None:
     """Check that items can come from it. Raises `TypeError` if they can't."""
-    if not (isinstance(source, Iterable) or hasattr(source, "__aiter__") or is_indexed(source)):
+    if not (isinstance(source, Iterable) or hasattr(source, "__aiter__") or has_only_index(source)):
         raise TypeError(
             f"the source is a {type(source).__name__}; it must be an iterable, an async iterable, or have "
             f"__getitem__ and __len__"
@@ -175,6 +228,7 @@ class Plain:
 
     source: Any
     is_endless: bool
+    past: Past = field(default_factory=Past, compare=False)
 
     beginning = 0
     parameters = ()
@@ -183,6 +237,11 @@ class Plain:
     def is_exact(self) -> bool:
         """Whether it gives the same items in the same order each time. A pipeline as a source knows."""
         return bool(getattr(self.source, "is_exact", True))
+
+    @property
+    def is_iterator(self) -> bool:
+        """Whether the source can be iterated over only once."""
+        return isinstance(self.source, (Iterator, AsyncIterator))
 
     @property
     def num_items(self) -> int | None:
@@ -199,8 +258,7 @@ class Plain:
 
     def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:  # noqa: ARG002
         """Return the source's items. Pulls nothing yet."""
-        (name,) = self.describe()
-        return SourceReader(self.source, name, next(states), run, epoch, is_endless=self.is_endless).passes(entry)
+        return SourceReader(self, next(states), run, epoch).passes(entry)
 
     def check(self, entry: Any) -> None:
         """Check that it is a count."""
@@ -215,7 +273,7 @@ class Plain:
 
     def length(self, saved: int | None) -> int | None:
         """Return the source's length, if items can be had by their numbers. It must be the saved one; None: any."""
-        present = self.num_items if is_indexed(self.source) else None
+        present = length_of(self.source)
         if None not in (saved, present) and saved != present:
             raise StateMismatch(
                 f"the state is of a source with {saved} items, but this {type(self.source).__name__} has {present}, so "
@@ -295,7 +353,7 @@ class Gathered:
     def num_items(self) -> int | None:
         """The sum; None if one of them isn't known, or if not all come."""
         numbers = [chain.num_results for chain in self.chains]
-        is_all = self.on_end is OnEnd.CONTINUE and all(all(weights) for _, weights in self.changes)
+        is_all = self.on_end is OnEnd.CONTINUE and all(all(weights) for _, weights in self.changes[-1:])
         return None if None in numbers or not is_all or self.is_endless else sum(number or 0 for number in numbers)
 
     @property
@@ -386,8 +444,12 @@ def mixed(flows: Sequence[Iterator[Item]], entry: Any, changes: Changes, on_end:
     """Give items of flows by weight. `entry`: see `Gathered`. What comes depends on it and on the weights, no more."""
     number, (begin, weights, owed), *places = entry
     while True:
-        given = [weights for change, weights in changes if change <= number][-1]
-        present = tuple(weight if place else 0.0 for weight, place in zip(given, places, strict=True))
+        before = sum(change <= number for change, _ in changes)
+        given = [
+            tuple(weight if place else 0.0 for weight, place in zip(weights, places, strict=True))
+            for _, weights in changes[before - 1 :]
+        ]
+        present = next(filter(any, given), given[0])  # if all that had a weight have ended, later weights hold
         if present != weights:
             begin, weights, owed = number, present, Segment(weights, owed).owed_after(number - begin)
         if not any(weights):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import functools
+import io
 import itertools
 import threading
 import time
@@ -435,11 +437,86 @@ def test_a_function_that_returns_a_coroutine_is_told_so() -> None:
         list(Pipeline(range(3)).map(lambda number: functions.async_plus_one(number + 1)))
 
 
-def test_an_iterator_as_a_source_is_told_at_its_second_epoch() -> None:
-    pipeline = Pipeline(iter([1, 2])).map(functions.plus_one)
-    assert list(pipeline) == [2, 3]
-    with pytest.warns(SwiftLoaderWarning, match="gives its items only once"):
-        assert list(pipeline) == []
+class Once:
+    """It has one iterator, which doesn't begin anew."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __iter__(self) -> Any:
+        return self.items
+
+
+def lines(num: int = 20) -> list[str]:
+    return [f"{number}\n" for number in range(num)]
+
+
+def items_of(num: int = 20) -> Iterator[int]:
+    yield from range(num)
+
+
+async def items_later() -> AsyncIterator[int]:
+    for number in range(20):
+        yield number
+
+
+ONCE: dict[str, Callable[[], Pipeline]] = {
+    "iterator": lambda: Pipeline(iter(range(20))),
+    "generator": lambda: Pipeline(items_of()),
+    "zip": lambda: Pipeline(zip(range(20), range(20), strict=True)),
+    "async generator": lambda: Pipeline(items_later()),
+    "file": lambda: Pipeline(io.StringIO("".join(lines()))),
+    "reader": lambda: Pipeline(Once(csv.reader(lines()))),
+    "same generator": lambda: Pipeline(Once(items_of())),
+    "merge": lambda: Pipeline(range(20)).merge(Pipeline(map(str, range(20)))),
+    "merge of readers": lambda: Pipeline(range(20)).merge(
+        Pipeline(Once(csv.reader(lines()))), output_order="completion"
+    ),
+    "mix": lambda: Pipeline.mix([Pipeline(items_of()), Pipeline(range(20))]),
+    "stages": lambda: Pipeline(Once(map(str, range(20)))).map(str).prefetch(2),
+    "continuous": lambda: Pipeline(Once(map(str, range(20))), continuous=True),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_source_that_gives_its_items_once_is_told_at_its_second_epoch(name: str) -> None:
+    with ONCE[name]() as pipeline:
+        first = list(pipeline)
+        with pytest.warns(SwiftLoaderWarning, match="gives its items only once"):
+            assert len(list(pipeline)) < len(first)
+
+
+def test_a_generator_that_is_left_is_told_with_its_rest() -> None:
+    pipeline = Pipeline(Once(items_of()))
+    next(iter(pipeline))
+    with pytest.warns(SwiftLoaderWarning, match="a Once, gives its items only once"):
+        assert len(list(pipeline)) == 19
+
+
+def test_what_begins_anew_is_not_told() -> None:
+    class Resetting(Numbers):
+        """As loaders whose workers stay, it has one iterator."""
+
+        def __iter__(self) -> Any:
+            self.left = super().__iter__()
+            return self.reader
+
+        @functools.cached_property
+        def reader(self) -> Iterator[int]:
+            return Reader(self)
+
+    class Reader(Iterator[int]):
+        def __init__(self, numbers: Resetting) -> None:
+            self.numbers = numbers
+
+        def __next__(self) -> int:
+            return next(self.numbers.left)
+
+    emptied = [1]
+    pipeline = Pipeline(emptied).merge(Pipeline(Resetting(4)))
+    for number in range(2):
+        assert len(list(pipeline)) == 5 - number
+        emptied.clear()
 
 
 def test_a_stop_iteration_of_a_function_is_an_error() -> None:

@@ -10,10 +10,13 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pytest
-from torch.utils.data import DistributedSampler
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from swift_loader import DataLoader, StateMismatch, TooManyErrors
 from swift_loader.pipeline import Pipeline, StageLoader
@@ -280,6 +283,23 @@ def test_a_state_of_another_pipeline_is_refused(state: dict[str, Any], told: str
     assert pipeline.state_dict() == before
 
 
+@pytest.mark.parametrize("shuffles", [False, True])
+@pytest.mark.parametrize("num_taken", [1, 33, 60, 61])
+def test_a_stream_of_hugging_face_continues_and_has_whole_epochs_after_that(shuffles: bool, num_taken: int) -> None:
+    """Its state leaves out the shuffle buffer, and once it has loaded one, it begins there in each pass."""
+    datasets = pytest.importorskip("datasets")
+
+    def make() -> Pipeline:
+        stream = datasets.Dataset.from_dict({"a": [*range(60)]}).to_iterable_dataset(num_shards=3)
+        return Pipeline(stream.shuffle(seed=1, buffer_size=10) if shuffles else stream).map(itemgetter("a"))
+
+    pipeline, whole = make(), list(make())
+    taken = list(itertools.islice(pipeline, num_taken))
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(pipeline.state_dict())))
+    assert (taken + list(resumed))[-60:] == list(resumed) == list(resumed) == whole
+
+
 def test_a_source_of_epochs_continues_between_epochs() -> None:
     """The source's own state says which epoch is next."""
 
@@ -509,14 +529,27 @@ class Indexed:
         return index
 
 
-class Hinted(Indexed):
-    """It is iterated over, as a dataset of Hugging Face, so its length is a hint."""
+class Both(Indexed):
+    """It is iterated over as well, as a dataset of Hugging Face."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (self[number] for number in range(self.num))
+
+
+class Hinted:
+    """It is only iterated over, so its length is a hint."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(30))
 
 
-class Unready(Hinted):
+class Unready(Hinted, Indexed):
     def __len__(self) -> int:
         raise RuntimeError("no shard is open")
 
@@ -537,27 +570,94 @@ class Growing(Indexed):
 
 
 @pytest.mark.parametrize("num_taken", [0, 7, 30, 31])
-@pytest.mark.parametrize("make_source", [range, Indexed, Growing, Hinted, Unready])
+@pytest.mark.parametrize("make_source", [range, Indexed, Both, np.arange, torch.arange, Growing, Hinted, Unready])
 def test_a_source_of_another_length_is_refused_if_its_index_is_the_place(
     make_source: Callable[[int], Any], num_taken: int
 ) -> None:
     def make(num: int) -> Pipeline:
         return Pipeline(Numbers(5)).merge(Pipeline(make_source(num), seed=1).shuffle(9)).map(functions.plus_one)
 
-    pipeline, is_place = make(25), make_source in (range, Indexed, Growing)
+    pipeline, is_place = make(25), make_source not in (Hinted, Unready)
     taken = list(itertools.islice(pipeline, num_taken))
     state = json.loads(json.dumps(pipeline.state_dict()))
     for num in (20, 30):
         other = make(num)
         other.load_state_dict(state)
         in_middle = is_place and len(taken) == num_taken > 0
-        words = f"a source with 25 items, but this {make_source.__name__} has {num},"
+        words = f"a source with 25 items, but this {type(make_source(num)).__name__} has {num},"
         for _ in range(2):
             with pytest.raises(StateMismatch, match=words) if in_middle else nullcontext():
                 next(iter(other), None)
     del state["lengths"]  # as in states of earlier versions
     other.load_state_dict(state)
     assert next(iter(other)) < 40
+
+
+class Reading(Both):
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+class Names(Reading):
+    """Its index isn't one of positions."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index.removeprefix("name"))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (f"name{number}" for number in range(self.num))
+
+
+class Backwards(Reading):
+    def __iter__(self) -> Iterator[Any]:
+        return reversed([self[number] for number in range(self.num)])  # type: ignore[call-overload]
+
+
+class Parts(Reading):
+    """It is iterated over in lists of two."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([self[number]] * 2 for number in range(self.num))
+
+
+class Shared(IterableDataset[int], Reading):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[int]:
+        return (number for number in range(self.num) if number % 5 < 4)
+
+
+SEEKING: dict[str, tuple[Callable[[], Any], bool]] = {
+    "both": (lambda: Reading(100), True),
+    "names": (lambda: Names(100), False),
+    "backwards": (lambda: Backwards(100), False),
+    "parts": (lambda: Parts(100), False),
+    "stream": (lambda: Shared(100), False),
+    "dict": (lambda: dict.fromkeys(range(1, 101)), False),
+    "frame": (lambda: pytest.importorskip("pandas").DataFrame({name: range(7) for name in range(100)}), False),
+    "series": (lambda: pytest.importorskip("pandas").Series(range(1, 101), index=range(100, 0, -1)), False),
+    "array": (lambda: np.arange(200).reshape(100, 2), True),
+    "tensor": (lambda: torch.arange(100), True),
+    "datasets": (lambda: pytest.importorskip("datasets").Dataset.from_dict({"a": [*range(100)]}), True),
+    "columns": (lambda: pytest.importorskip("datasets").Dataset.from_dict({"a": [*range(100)]})["a"], True),
+}
+
+
+@pytest.mark.parametrize("name", SEEKING)
+@pytest.mark.parametrize("num_taken", [1, 70])
+def test_what_has_an_index_and_is_iterated_over_continues_by_the_index_if_they_agree(name: str, num_taken: int) -> None:
+    make, seeks = SEEKING[name]
+    expected = [str(item) for item in make()]
+    pipeline = Pipeline(make())
+    list(itertools.islice(pipeline, num_taken))
+    source = make()
+    resumed = Pipeline(source)
+    resumed.load_state_dict(json.loads(json.dumps(pipeline.state_dict())))
+    assert [str(item) for item in resumed] == expected[num_taken:]
+    if isinstance(source, Reading) and seeks:
+        assert source.num_read == 100 - num_taken + 4
+    assert [str(item) for item in resumed] == expected
 
 
 @pytest.mark.parametrize("continuous", [False, True])
