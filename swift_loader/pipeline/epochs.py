@@ -13,7 +13,7 @@ from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
 from swift_loader.pipeline.failures import Tally
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
-from swift_loader.pipeline.sources import Chain
+from swift_loader.pipeline.sources import WHOLE, Chain, ShardPlace
 from swift_loader.pipeline.stage import Item, Place
 from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
 from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
@@ -42,6 +42,8 @@ class PipelineState:
     """How many items each `map` has left out in the epoch, in the order of the pipeline."""
     lengths: Sequence[int | None] = ()
     """Of each source that has an index, if the place is in the middle of an epoch."""
+    shards: Sequence[ShardPlace] | None = ()
+    """Of each `shard`: which ranks can continue at the place. None: an older state doesn't say it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types, if the sources' states are."""
@@ -55,6 +57,7 @@ class PipelineState:
             "told": self.told,
             "failures": list(self.failures),
             "lengths": list(self.lengths),
+            "shards": None if self.shards is None else _as_lists(tuple(self.shards)),
         }
 
     @classmethod
@@ -78,12 +81,12 @@ def _as_tuples(place: Any) -> Any:
     return tuple(_as_tuples(part) for part in place) if isinstance(place, (list, tuple)) else place
 
 
-def _read_source(given: Any) -> SourceBegin:
-    number, state = given
-    return number, state
+def _read_pair(given: Any) -> tuple[Any, Any]:
+    first, second = given
+    return first, second
 
 
-_NEWER = {"told": None, "failures": (), "lengths": ()}
+_NEWER = {"told": None, "failures": (), "lengths": (), "shards": None}
 """What older states don't have."""
 
 _FORMS = {
@@ -91,10 +94,11 @@ _FORMS = {
     "place": Form("a place", _as_tuples),
     "seed": integer(0, 2**MAX_BITS),
     "parameters": several(Form("a text", str)),
-    "sources": several(optional(Form("a pair", _read_source))),
+    "sources": several(optional(Form("a pair", _read_pair))),
     "told": optional(integer(0, MAX_EPOCH)),
     "failures": several(integer(0, MAX_EPOCH)),
     "lengths": several(optional(integer(0, 2**MAX_BITS))),
+    "shards": optional(several(optional(Form("a pair", _read_pair)))),
 }
 
 
@@ -273,6 +277,8 @@ class Epochs:
         self._told: int | None = None
         """The epoch that the sources were told last; None: none."""
         self._loaded: PipelineState | None = None
+        self._ranks: list[str] | None = None
+        """Of the passes since the state was loaded, see `find_ranks`. None: there were none."""
         self._latest: weakref.ref[PipelineIterator] | None = None
         self.position: Position | None = None
         """Of the latest iterator."""
@@ -299,6 +305,18 @@ class Epochs:
             self._settle()
         loaded = self._loaded
         state = loaded or self._at_start(self._next_epoch)
+        ranks = self.find_ranks()
+        if self._ranks not in (None, ranks):
+            raise RuntimeError(
+                f"this pipeline had a pass as {self._ranks}, but torch.distributed or the launcher says {ranks} now; "
+                f"begin the first pass after init_process_group(), or make another pipeline"
+            )
+        if state.place is not None and state.shards is not None:
+            splits, shards = self.chain.splits, [*state.shards]
+            shards += [(None, 1)] * (len(splits) - len(shards))
+            for split, saved in zip(splits + [WHOLE] * (len(shards) - len(splits)), shards, strict=True):
+                split.check(saved)
+        self._ranks = ranks
         for plain in self.chain.origin.plains:
             plain.past.is_used_up |= plain.past.has_given and plain.is_iterator
         _warn_of_used_up(self.chain)
@@ -312,11 +330,24 @@ class Epochs:
             run = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
-        begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=())
+        shards = [split.place for split in self.chain.splits]
+        begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=(), shards=shards)
         self.position = Position(begun, run.sources, passes_end, state.place)
         self.tally = run.tally
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
+
+    def find_ranks(self) -> list[str]:
+        """Return which part of its items each `shard` keeps. Raises `ValueError` if ranks shuffle without a seed."""
+        splits = self.chain.splits
+        num = max((split.shard.ranks.world_size for split in splits if split.is_shuffled), default=1)
+        if num > 1 and self._given_seed is None:
+            raise ValueError(
+                f"shard() to {num} ranks after shuffle() needs a seed, or each rank has its own order, and samples are "
+                f"lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or mix(..., seed=0); or call "
+                f"shard() first"
+            )
+        return [split.shard.describe() for split in splits]
 
     def _at_start(self, epoch: int, sources: Sequence[Any] = (), told: int | None = None) -> PipelineState:
         return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told)
@@ -416,7 +447,7 @@ class Epochs:
         for plain, saved in zip(self.chain.origin.plains, loaded.sources, strict=False):
             plain.check_state(saved)
         _close_all(self._idle)
-        self._loaded, self._seed, self.position, self._chosen = loaded, loaded.seed, None, None
+        self._loaded, self._seed, self.position, self._chosen, self._ranks = loaded, loaded.seed, None, None, None
 
     # What they do -----------------------------------------------------------------------------------------------------
 

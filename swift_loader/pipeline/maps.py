@@ -184,6 +184,11 @@ class Map(Node):
         """Whether results come in the order of the items."""
         return self.order is OutputOrder.INPUT
 
+    @property
+    def is_even(self) -> bool:  # type: ignore[override]
+        """Not if items are left out, or give any number of results."""
+        return not (self.counts or self.skips_failures)
+
     def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
         """Start the workers."""
         in_order, is_generator, is_process = self.is_exact, self.counts, self.where is Where.PROCESS
@@ -212,7 +217,7 @@ class Map(Node):
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, unless some are left out."""
-        return None if self.counts or self.skips_failures else num_items
+        return num_items if self.is_even else None
 
     def describe(self) -> str:
         """Return the function's name, how many calls run at the same time and where, and the order."""

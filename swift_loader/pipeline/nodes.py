@@ -16,6 +16,7 @@ from swift_loader.pipeline.failures import StageStats, explained
 from swift_loader.pipeline.functions import Function, Kind
 from swift_loader.pipeline.run import Run, counted
 from swift_loader.pipeline.stage import Filler, Item, Opening, Passes, Place, Relay
+from swift_loader.ranks.ranks import Ranks, find_ranks
 from swift_loader.sampling.permutation import derive_key
 
 _SHUFFLE = 0x5F
@@ -33,6 +34,8 @@ class Node:
     """Whether results come in the order of the items."""
     keeps_number = False
     """Whether there are as many results as items."""
+    is_even = False
+    """Whether as many items give as many results on each rank. Then all ranks are at the same place."""
 
     def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
         """Return its results in a run. Its threads begin to work."""
@@ -112,6 +115,7 @@ class Batch(Node):
 
     batch_size: int
     drop_last: bool
+    is_even = True
 
     def __post_init__(self) -> None:
         check_integer("batch_size", self.batch_size, 1)
@@ -169,6 +173,7 @@ class Shuffle(Node):
     counts = True
     is_parameter = True
     keeps_number = True
+    is_even = True
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.buffer_size, 1)
@@ -209,6 +214,7 @@ class Prefetch(Node):
     num_items: int
     timeout_s: float | None
     keeps_number = True
+    is_even = True
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.num_items, 1)
@@ -238,6 +244,7 @@ class Cache(Node):
     """How many results there are; None: without end."""
     counts = True
     is_parameter = True
+    is_even = True
 
     def __post_init__(self) -> None:
         check_integer("num_items", self.num_items, 1)
@@ -267,31 +274,38 @@ class Cache(Node):
 class Shard(Node):
     """Keeps the items of one rank: every `world_size`-th one. The items are the same ones on all ranks."""
 
-    rank: int
-    world_size: int
+    rank: int | None
+    """None: as torch.distributed or the launcher says when a pass begins. So is the world size."""
+    world_size: int | None
     is_equal: bool
     """The items after the last full round are left out, so that all ranks get the same number."""
+    is_even = True
+
+    @property
+    def ranks(self) -> Ranks:
+        """The rank and the world size now."""
+        return find_ranks(self.rank, self.world_size)
 
     def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
         """Wait for the last item of a round, so that all ranks go on."""
         held: Any = None
-        number = 0
+        number, ranks = 0, self.ranks
         after: Place = ()
         for value, after in items:
-            if number == self.rank:
+            if number == ranks.rank:
                 held = value
             number += 1
-            if number == self.world_size:
+            if number == ranks.world_size:
                 yield Item(held, after)
                 held, number = None, 0
-        if number > self.rank and not self.is_equal:
+        if number > ranks.rank and not self.is_equal:
             yield Item(held, after)
 
     def num_results(self, num_items: int) -> int | None:
         """Its share."""
-        rounds, rest = divmod(num_items, self.world_size)
-        return rounds + (not self.is_equal and rest > self.rank)
+        rounds, rest = divmod(num_items, self.ranks.world_size)
+        return rounds + (not self.is_equal and rest > self.ranks.rank)
 
     def describe(self) -> str:
         """Return the rank, and whether all ranks get equally many."""
-        return f"shard {self.rank} of {self.world_size}{', equal' if self.is_equal else ''}"
+        return f"shard {self.ranks.rank} of {self.ranks.world_size}{', equal' if self.is_equal else ''}"

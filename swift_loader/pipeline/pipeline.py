@@ -21,7 +21,6 @@ from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Prefetch, Shard, Shuffle, Unbatch
 from swift_loader.pipeline.sources import Chain, Gathered, Join, OnEnd, Plain, check_source
-from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import html_table
 from swift_loader.runtime import Closing
 from swift_loader.sampling.mixture import Changes, changes_of
@@ -258,7 +257,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         """Keep every `world_size`-th item, beginning with number `rank`.
 
         Args:
-            rank: The number of this process. Default: that of torch.distributed or of the launcher.
+            rank: The number of this process. Default: that of torch.distributed or of the launcher, when a pass begins.
             world_size: How many processes there are. Default: as for `rank`.
             equal: True leaves out the items after the last full round, so that all ranks get the same number.
 
@@ -267,15 +266,9 @@ class Pipeline(Closing, Generic[_Item_co]):
         """
         if rank is not None and world_size is not None:
             check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
-        ranks = find_ranks(rank, world_size)
-        is_shuffled = any(line.startswith("shuffle,") for line in self._chain.parameters)
-        if ranks.world_size > 1 and is_shuffled and self._seed is None:
-            raise ValueError(
-                f"shard() to {ranks.world_size} ranks after shuffle() needs a seed, or each rank has its own order, "
-                f"and samples are lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or "
-                f"mix(..., seed=0); or call shard() first"
-            )
-        return self._with(Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
+        pipeline = self._with(Shard(rank, world_size, check_flag("equal", equal)))
+        pipeline._epochs.find_ranks()  # noqa: SLF001 - of this class
+        return pipeline
 
     def merge(
         self, *others: Pipeline[_Other], output_order: Literal["input", "completion"] = "input"

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from inspect import GEN_CREATED, getgeneratorstate
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.errors import LoaderClosed, StateMismatch
 from swift_loader.pipeline.failures import explained
 from swift_loader.pipeline.functions import name_of
-from swift_loader.pipeline.nodes import Node
+from swift_loader.pipeline.nodes import Node, Shard, Shuffle
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
 from swift_loader.sampling.mixture import Changes, Segment
@@ -222,6 +222,48 @@ def check_source(source: Any) -> None:
 # What a pipeline begins with: a source, or other pipelines. And all that it is made of.
 
 
+ShardPlace = tuple[int | None, int] | None
+"""The ranks that have a place in common: the rank (None: all of them) of how many. None: any ranks."""
+
+
+class Split(NamedTuple):
+    """A `shard`, and what the stages around it do."""
+
+    shard: Shard
+    is_shuffled: bool = False
+    """Whether they shuffle before it."""
+    is_even: bool = True
+    """Whether ranks that gave equally many results are at the same place."""
+    counts: bool = False
+    """Whether places count results of a rank."""
+
+    @property
+    def place(self) -> ShardPlace:
+        """Which ranks can continue at a place of this one."""
+        ranks = self.shard.ranks
+        if self.is_even and not self.counts:
+            return None
+        return None if self.is_even else ranks.rank, ranks.world_size
+
+    def check(self, saved: ShardPlace) -> None:
+        """Check that this rank can continue at a place."""
+        own = self.place
+        if saved is None or own is None or saved in (own, (None, own[1])):
+            return
+        if saved[1] > 1 or self.counts:  # else all items before the place came
+            each = "" if saved[0] is None else ", each with the state that it saved,"
+            raise StateMismatch(
+                f"the state was saved on rank {saved[0] or 0} of {saved[1]}, but this is {self.shard.describe()}. Its "
+                f"place is one of that rank only, because there are stages after shard() that mix items, leave some "
+                f"out or give several. Continue on as many ranks{each} or at the end of an epoch, or call shard() "
+                f"after these stages"
+            )
+
+
+WHOLE = Split(Shard(0, 1, is_equal=True), counts=True)
+"""A pipeline without a `shard`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """One source."""
@@ -232,6 +274,12 @@ class Plain:
 
     beginning = 0
     parameters = ()
+
+    @property
+    def splits(self) -> list[Split]:
+        """Those of a pipeline that is the source, of which places count the results."""
+        chain = getattr(self.source, "_chain", None)
+        return [split._replace(counts=True) for split in chain.splits] if isinstance(chain, Chain) else []
 
     @property
     def is_exact(self) -> bool:
@@ -355,6 +403,12 @@ class Gathered:
         numbers = [chain.num_results for chain in self.chains]
         is_all = self.on_end is OnEnd.CONTINUE and all(all(weights) for _, weights in self.changes[-1:])
         return None if None in numbers or not is_all or self.is_endless else sum(number or 0 for number in numbers)
+
+    @property
+    def splits(self) -> list[Split]:
+        """Those of all pipelines, in their order. If one ends early on a rank, the others' turns are earlier there."""
+        splits = (split for chain in self.chains for split in chain.splits)
+        return [split._replace(is_even=split.is_even and split.shard.is_equal) for split in splits]
 
     @property
     def plains(self) -> list[Plain]:
@@ -492,6 +546,17 @@ class Chain:
     def parameters(self) -> tuple[str, ...]:
         """What the meaning of a place depends on: the lines of stages that mix items."""
         return (*self.origin.parameters, *(node.describe() for node in self.nodes if node.is_parameter))
+
+    @property
+    def splits(self) -> list[Split]:
+        """Each `shard` in it, with what other stages do."""
+        splits, is_shuffled = self.origin.splits, any("shuffle," in text for text in self.origin.parameters)
+        for node in self.nodes:
+            is_shuffled |= isinstance(node, Shuffle)
+            even, counts = node.is_even, node.counts
+            splits = [one._replace(is_even=one.is_even and even, counts=one.counts or counts) for one in splits]
+            splits += [Split(node, is_shuffled)] if isinstance(node, Shard) else []
+        return splits
 
     def open(self, place: Place, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:
         """Return the results from a place on. Threads begin to work.

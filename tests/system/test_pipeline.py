@@ -21,6 +21,7 @@ import pytest
 from swift_loader import LoaderClosed, RemoteTraceback, SwiftLoaderWarning, TooManyErrors, WorkerStalled
 from swift_loader.pipeline import ItemFailure, Pipeline
 from tests.support import stage_functions as functions
+from tests.support.helpers import set_environ
 from tests.support.stage_functions import FUNCTIONS, AsyncNumbers, Numbers
 
 NUM = 60
@@ -159,6 +160,26 @@ def test_ranks_that_shuffle_before_they_share_need_one_seed() -> None:
             pipeline.shard(0, 3)
         assert sorted(pipeline.shard(0, 1)) == sorted(pipeline)
     assert len(list(Pipeline(Numbers(12)).shard(0, 3).shuffle(5))) == 4
+
+
+def test_the_rank_is_asked_for_when_a_pass_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may make its pipelines before it initialises torch.distributed."""
+
+    def be_rank(rank: int, world_size: int) -> None:
+        set_environ(monkeypatch, "RANK", str(rank))
+        set_environ(monkeypatch, "WORLD_SIZE", str(world_size))
+
+    be_rank(0, 1)
+    pipeline, shuffled = Pipeline(range(12)).shard().batch(2), Pipeline(range(12)).shuffle(4).shard()
+    be_rank(1, 3)
+    assert len(pipeline) == 2
+    assert list(pipeline) == [[1, 4], [7, 10]]
+    with pytest.raises(ValueError, match="to 3 ranks after shuffle"):
+        list(shuffled)
+    be_rank(0, 2)
+    with pytest.raises(RuntimeError, match=r"had a pass as \['shard 1 of 3, equal'\].*shard 0 of 2"):
+        list(pipeline)
+    assert list(Pipeline(range(6)).shard(0, 3)) == [0, 3]
 
 
 def test_the_length_is_known_where_the_source_has_one() -> None:

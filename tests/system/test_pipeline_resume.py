@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import random
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -298,6 +299,106 @@ def test_a_stream_of_hugging_face_continues_and_has_whole_epochs_after_that(shuf
     resumed = make()
     resumed.load_state_dict(json.loads(json.dumps(pipeline.state_dict())))
     assert (taken + list(resumed))[-60:] == list(resumed) == list(resumed) == whole
+
+
+def fifths_fail(number: int) -> int:
+    return number // bool(number % 5)
+
+
+def no_fifths(number: int) -> Any:
+    return number if number % 5 else None
+
+
+Sharing = Callable[[int, int], Pipeline]
+
+ANY_RANKS: dict[str, Sharing] = {
+    "batch": lambda *ranks: Pipeline(range(96)).shard(*ranks).batch(4),
+    "threads": lambda *ranks: Pipeline(range(96)).shard(*ranks).map(functions.uneven, concurrency=2).prefetch(2),
+    "uneven": lambda *ranks: Pipeline(range(96)).shard(*ranks, equal=False).batch(2),
+    "shuffled before": lambda *ranks: Pipeline(range(97), seed=1).shuffle(9).filter(bool).shard(*ranks),
+    "unbatched before": lambda *ranks: Pipeline(range(96)).batch(5).unbatch().shard(*ranks).batch(2),
+    "twice": lambda rank, num: Pipeline(range(96)).shard(0, 1).shard(rank, num).batch(3),
+    "merge": lambda *ranks: Pipeline(range(48)).shard(*ranks).merge(Pipeline(range(48, 96)).shard(*ranks)).batch(2),
+}
+SAME_NUMBER: dict[str, Sharing] = {
+    "shuffle": lambda *ranks: Pipeline(range(96), seed=1).shard(*ranks).shuffle(9).batch(4),
+    "inner": lambda *ranks: Pipeline(Pipeline(range(96)).shard(*ranks)).batch(4),
+    "cache": lambda *ranks: Pipeline(range(96)).shard(*ranks).cache(48, stop_after=48),
+    "joined and shuffled": lambda *ranks: Pipeline.mix(
+        [Pipeline(range(48)).shard(*ranks), Pipeline(range(48, 96)).shard(*ranks)], seed=1
+    ).shuffle(3),
+}
+SAME_RANK: dict[str, Sharing] = {
+    "filter": lambda *ranks: Pipeline(range(96)).shard(*ranks).filter(no_fifths).batch(4),
+    "none": lambda *ranks: Pipeline(range(96)).shard(*ranks).map(no_fifths).drop_none(),
+    "skip": lambda *ranks: Pipeline(range(96)).shard(*ranks).map(fifths_fail, on_error="skip").batch(4),
+    "unbatch": lambda *ranks: Pipeline(range(96)).shard(*ranks).map(lambda number: [number] * (number % 5)).unbatch(),
+    "generator": lambda *ranks: Pipeline(range(96)).shard(*ranks).map(functions.some, concurrency=2).batch(3),
+    "inner filter": lambda *ranks: Pipeline(Pipeline(range(96)).shard(*ranks)).filter(no_fifths),
+    "uneven merge": lambda *ranks: Pipeline([0]).shard(*ranks, equal=False).merge(Pipeline(range(96)).shard(*ranks)),
+}
+
+
+def continued(make: Sharing, num_before: int, num_after: int, *, gives_own: bool) -> tuple[list[str], list[str]]:
+    """Return all items, and those of ranks that are stopped and continue with rank 0's state or with their own."""
+    whole, taken, states = list[str](), list[str](), list[Any]()
+    for rank in range(num_before):
+        pipeline = make(rank, num_before)
+        whole += map(str, pipeline)
+        pipeline.set_epoch(0)
+        taken += map(str, itertools.islice(pipeline, 3))
+        states.append(json.loads(json.dumps(pipeline.state_dict())))
+    for rank in range(num_after):
+        pipeline = make(rank, num_after)
+        pipeline.load_state_dict(states[rank if gives_own else 0])
+        taken += map(str, pipeline)
+    return sorted(re.findall(r"\d+", str(whole))), sorted(re.findall(r"\d+", str(taken)))
+
+
+SHARING = ANY_RANKS | SAME_NUMBER | SAME_RANK
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("ranks", [(2, 2, True), (2, 2, False), (2, 3, False), (4, 1, False)])
+@pytest.mark.parametrize("name", SHARING)
+def test_on_other_ranks_a_pipeline_continues_exactly_or_refuses(name: str, ranks: tuple[int, int, bool]) -> None:
+    num_before, num_after, gives_own = ranks
+    is_same = num_before == num_after
+    is_exact = name in ANY_RANKS or (is_same and (name in SAME_NUMBER or gives_own))
+    with nullcontext() if is_exact else pytest.raises(StateMismatch, match=r"was saved on rank \d of \d, but this is"):
+        make = SHARING[name]
+        whole, taken = continued(make, num_before, num_after, gives_own=gives_own)
+        assert taken == whole
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("name", ["filter", "none", "skip", "generator", "shuffle"])
+def test_one_rank_continues_on_several_unless_a_stage_counts(name: str) -> None:
+    is_exact = name not in ("generator", "shuffle")
+    with nullcontext() if is_exact else pytest.raises(StateMismatch, match="rank 0 of 1"):
+        whole, taken = continued(SHARING[name], 1, 2, gives_own=False)
+        assert taken == whole
+
+
+@pytest.mark.parametrize("name", ["shuffle", "filter"])
+def test_ranks_that_are_added_or_taken_away_and_states_of_earlier_versions(name: str) -> None:
+    make: Sharing = SHARING[name]
+    pipeline, alone = make(0, 2), Pipeline(range(96), seed=1).shuffle(9).batch(4)
+    next(iter(pipeline))
+    state = pipeline.state_dict()
+    if name == "shuffle":
+        alone.load_state_dict(state)
+        with pytest.raises(StateMismatch, match="saved on rank 0 of 2"):
+            next(iter(alone))
+        next(iter(begun := Pipeline(range(96), seed=1).shuffle(9).batch(4)))
+        other = make(0, 2)
+        other.load_state_dict(begun.state_dict())
+        with pytest.raises(StateMismatch, match="saved on rank 0 of 1"):
+            next(iter(other))
+    del state["shards"]
+    other = make(1, 2)
+    other.load_state_dict(state)
+    next(iter(other))
 
 
 def test_a_source_of_epochs_continues_between_epochs() -> None:
