@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.dataloader.draws import Draws, num_early_draws
@@ -22,7 +21,8 @@ from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
-from swift_loader.ranks.ranks import find_ranks, torch_distributed
+from swift_loader.ranks.agreement import RankVotes
+from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
@@ -507,51 +507,13 @@ def lost_batch() -> SwiftLoaderError:
     )
 
 
-class Votes(Gate):
-    """The ranks' votes on whether there is another batch. Loop's thread only.
-
-    Before each batch, the ranks tell each other whether they have one, over a gloo group of their own. So the loops of
-    all ranks run in step, as those of DistributedDataParallel do anyway.
-    """
+class Votes(RankVotes, Gate):
+    """The ranks' votes on whether there is another batch of a loader."""
 
     def __init__(self) -> None:
-        """Make the group. Blocks until all ranks are here. Raises `ValueError` if they can't talk to each other."""
-        ranks = find_ranks(None, None)
-        self._group: Any = None
-        self._world_size, self._epoch = ranks.world_size, -1
-        if ranks.world_size == 1:
-            return
-        if torch_distributed() is None:
-            raise ValueError(
-                f"equal_batches=True needs torch.distributed, because {ranks.source} counts {ranks.world_size} "
-                f"processes and the dataset shares itself out to them; call torch.distributed.init_process_group() "
-                f"first, or give shard_stream=True"
-            )
-        self._group = torch.distributed.new_group(backend="gloo")
+        """Make the group, see `RankVotes`."""
+        super().__init__(find_ranks(None, None), ", or give shard_stream=True, if the dataset shares itself out")
 
     def next(self, epoch: Epoch) -> Delivery:
         """Return the epoch's next batch. Blocks until all ranks ask for theirs."""
         return epoch.next_of_all(self)
-
-    def all_have(self, has_batch: bool, batch: int) -> bool:
-        """Return whether all ranks have a batch. Blocks until all have voted.
-
-        `batch`: how many votes this epoch has had. Raises `RankMismatch` on all ranks if they aren't at the same one.
-        """
-        if self._group is None:
-            return has_batch
-        self._epoch += not batch
-        vote = torch.tensor([int(has_batch), self._epoch, -self._epoch, batch, -batch])
-        torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, self._group)
-        all_have, first_epoch, last_epoch, first, last = vote.tolist()
-        if (first_epoch, first) == (-last_epoch, -last):
-            return bool(all_have)
-        places: list[Any] = [None] * self._world_size
-        torch.distributed.all_gather_object(places, (self._epoch, batch), self._group)
-        self._epoch = -last_epoch  # so that all may begin the next one
-        rank, other = places.index(max(places)), places.index(min(places))
-        raise RankMismatch(
-            f"rank {rank} asks for batch {places[rank][1]} of epoch {places[rank][0]}, but rank {other} for batch "
-            f"{places[other][1]} of epoch {places[other][0]}: a rank has left its loop alone, by break or an error. "
-            f"With equal_batches=True, all ranks must leave the loop after the same batch"
-        )

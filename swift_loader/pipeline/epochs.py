@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from swift_loader.pipeline.failures import Tally
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.sources import WHOLE, Chain, ShardPlace
 from swift_loader.pipeline.stage import Item, Place
+from swift_loader.ranks.agreement import RankVotes
+from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
 from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
 from swift_loader.sampling.plan import MAX_EPOCH
@@ -53,7 +56,7 @@ class PipelineState:
             "place": None if self.place is None else _as_lists(self.place),
             "seed": self.seed,
             "parameters": list(self.parameters),
-            "sources": [None if state is None else list(state) for state in self.sources],
+            "sources": tuple(self.sources),  # torch.distributed.checkpoint would take dicts in a list apart
             "told": self.told,
             "failures": list(self.failures),
             "lengths": list(self.lengths),
@@ -170,16 +173,20 @@ class PipelineIterator(LoopIterator):
         """What runs; None before the first `next`, and once it was closed or handed over."""
         self._idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
+        self._votes: RankVotes | None = None
+        self._num_votes = 0
         self._error: BaseException | None = None
         self._closing: weakref.finalize[..., PipelineIterator] | None = None
 
     def _advance(self) -> Item:
         if self._error is not None:
             raise self._error
-        if (run := self.run) is not None:
+        run, epochs = self.run, self._epochs  # another thread may close the pipeline meanwhile
+        if run is not None:
             run.owner.check()
-        epochs = self._epochs  # another thread may close the pipeline meanwhile
-        item = self._pull() if epochs is None else self._first(epochs)
+        elif epochs is None:
+            raise self._error or StopIteration
+        item = self._of_all(None) if epochs is None else self._first(epochs)
         if item is None:
             raise StopIteration
         assert self._position is not None, "it has begun"
@@ -201,12 +208,30 @@ class PipelineIterator(LoopIterator):
 
     def _first(self, epochs: Epochs) -> Item | None:
         """Begin, and return the first item; None if there is none."""
-        self._epochs = None
-        position = self._open(epochs)
-        item = self._pull()
-        if item is None and position.passes_end:
-            self._open(epochs)
+        self._epochs, self._votes = None, epochs.votes()
+        item = self._of_all(epochs)
+        if item is None and self._position is not None and self._position.passes_end:
+            self._num_votes = 0
+            item = self._of_all(epochs)
+        return item
+
+    def _of_all(self, epochs: Epochs | None) -> Item | None:
+        """Return the next item, if all ranks that end together have one. `epochs`: begin its next one first."""
+        votes = self._votes
+        try:
+            if epochs is not None:
+                self._open(epochs)
             item = self._pull()
+        except Exception:
+            if votes is not None:
+                with suppress(Exception):  # it tells the others, which may have gone
+                    votes.all_have(None, self._num_votes)
+            raise
+        if votes is not None and not votes.all_have(item is not None, self._num_votes) and item is not None:
+            assert self._position is not None, "it has begun"
+            self._position.is_over, item = True, None  # this rank's item isn't lost: all end here
+            self.close()
+        self._num_votes += 1
         return item
 
     def _open(self, epochs: Epochs) -> Position:
@@ -272,6 +297,7 @@ class Epochs:
         self._given_seed = seed
         self._seed = default_seed() if seed is None else seed
         self._next_epoch = 0
+        self._votes: RankVotes | None = None
         self._chosen: int | None = None
         """The epoch of `seek` since the last epoch began."""
         self._told: int | None = None
@@ -336,6 +362,13 @@ class Epochs:
         self.tally = run.tally
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
+
+    def votes(self) -> RankVotes | None:
+        """Return what lets the ranks end together; None if they needn't. The first time, it waits for all of them."""
+        if self._votes is None and self.chain.equal_batches:
+            every = (find_ranks(None, None), *(split.shard.ranks for split in self.chain.splits))
+            self._votes = RankVotes(max(every, key=lambda ranks: ranks.world_size))
+        return self._votes
 
     def find_ranks(self) -> list[str]:
         """Return which part of its items each `shard` keeps. Raises `ValueError` if ranks shuffle without a seed."""

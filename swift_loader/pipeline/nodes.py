@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
@@ -284,7 +284,8 @@ class Shard(Node):
     @property
     def ranks(self) -> Ranks:
         """The rank and the world size now."""
-        return find_ranks(self.rank, self.world_size)
+        found = find_ranks(self.rank, self.world_size)
+        return found if None in (self.rank, self.world_size) else replace(found, source="shard()")
 
     def flow(self, items: Iterable[Item], opening: Opening) -> Iterator[Item]:  # noqa: ARG002
         """Wait for the last item of a round, so that all ranks go on."""

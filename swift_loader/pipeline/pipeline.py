@@ -60,6 +60,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         continuous: bool = False,
         seed: int | None = None,
         max_errors: float | None = None,
+        equal_batches: bool = False,
     ) -> None:
         """Take items from a source. This pulls no item yet.
 
@@ -75,6 +76,8 @@ class Pipeline(Closing, Generic[_Item_co]):
             max_errors: How many items all stages with `on_error="skip"` may leave out together in an epoch: an integer,
                 or a float between 0 and 1 as a fraction of the items, as in `map`. None: no limit. If pipelines are
                 joined, the first one's limit holds.
+            equal_batches: True ends an epoch on all ranks after the same number of results. See
+                [several ranks](stages.md#on-several-ranks). If pipelines are joined, it holds if one of them has it.
 
         Raises:
             TypeError: The source can't be iterated over.
@@ -82,7 +85,8 @@ class Pipeline(Closing, Generic[_Item_co]):
         check_source(source)
         plain = Plain(source, check_flag("continuous", continuous))
         limit = check_max_errors("max_errors", max_errors)
-        self._set_up(Chain(plain, max_errors=limit), check_optional_integer("seed", seed, 0))
+        chain = Chain(plain, max_errors=limit, equal_batches=check_flag("equal_batches", equal_batches))
+        self._set_up(chain, check_optional_integer("seed", seed, 0))
 
     def _set_up(self, chain: Chain, seed: int | None) -> None:
         self._chain = chain
@@ -337,7 +341,9 @@ class Pipeline(Closing, Generic[_Item_co]):
         chains = tuple(pipeline._chain for pipeline in pipelines.values())  # noqa: SLF001 - of this class
         seeds = tuple(pipeline._seed for pipeline in pipelines.values())  # noqa: SLF001
         origin = Gathered(chains, seeds, join, tuple(map(str, pipelines)), changes, on_end)
-        return Pipeline._made(Chain(origin, max_errors=chains[0].max_errors), seeds[0] if seed is None else seed)
+        is_equal = any(chain.equal_batches for chain in chains)
+        joined = Chain(origin, max_errors=chains[0].max_errors, equal_batches=is_equal)
+        return Pipeline._made(joined, seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
@@ -486,6 +492,7 @@ class StageLoader(Pipeline[Any]):
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: float | None = None,
         seed: int | None = None,
+        equal_batches: bool = False,
     ) -> None:
         """Check the arguments. This starts nothing.
 
@@ -509,6 +516,7 @@ class StageLoader(Pipeline[Any]):
                 None: no limit.
             seed: Integer of at least 0: base of random draws by `sample_rng()`. Default: torch's seed, or one from the
                 clock.
+            equal_batches: True ends an epoch on all ranks after the same number of results, as in `Pipeline`.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -517,7 +525,7 @@ class StageLoader(Pipeline[Any]):
         threads = check_integer("num_threads", num_threads, 1, MAX_CONCURRENCY)
         order = check_choice("output_order", output_order, OutputOrder).value
         errors: dict[str, Any] = {"output_order": order, "on_error": on_error, "max_errors": max_errors}
-        pipeline: Pipeline[Any] = Pipeline(src, seed=seed)
+        pipeline: Pipeline[Any] = Pipeline(src, seed=seed, equal_batches=equal_batches)
         if preprocessor is not None:
             pipeline = pipeline.map(preprocessor, concurrency=threads, **errors).drop_none()
         if batch_size is not None:

@@ -531,6 +531,8 @@ class Chain:
     nodes: tuple[Node, ...] = ()
     max_errors: float | None = None
     """How many items all stages may leave out together in an epoch; below 1: which share of them."""
+    equal_batches: bool = False
+    """Whether an epoch is over on all ranks as soon as it is over on one of them."""
 
     @property
     def beginning(self) -> Place:

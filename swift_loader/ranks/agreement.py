@@ -1,7 +1,9 @@
-"""Checks that all ranks have the same configuration, so that a difference is an error and not different data.
+"""Checks that all ranks have the same configuration, so that a difference is an error and not different data. And lets
+them end their epochs together.
 
-Ranks exchange it through the key-value store of torch.distributed, not through a collective. The store needs no device
-and no stream, can't interfere with the user's own collectives, and raises an error if a rank never arrives.
+Ranks exchange the configuration through the key-value store of torch.distributed, not through a collective. The store
+needs no device and no stream, can't interfere with the user's own collectives, and raises an error if a rank never
+arrives.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import uuid
 import zlib
 from typing import Any, NamedTuple
 
-from swift_loader.errors import warn
+from swift_loader.errors import RankMismatch, warn
 from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
@@ -188,3 +190,58 @@ def _check_equal(answers: list[Facts]) -> None:
                     f"rank {other[_PROCESS]} has {name}={other.get(name)!r}, but rank {answers[0][_PROCESS]} has "
                     f"{name}={value!r}: they would load different data. Give all ranks the same value. {ONLY_SOME}"
                 )
+
+
+class RankVotes:
+    """The ranks' votes on whether there is another batch. Loop's thread only.
+
+    Before each batch, the ranks tell each other whether they have one, over a gloo group of their own. So the loops of
+    all ranks run in step, as those of DistributedDataParallel do anyway.
+    """
+
+    def __init__(self, ranks: Ranks, hint: str = "") -> None:
+        """Make the group. Blocks until all ranks are here. Raises `ValueError` if they can't talk to each other."""
+        self._group: Any = None
+        self._epoch = -1
+        if ranks.world_size == 1:
+            return
+        distributed = torch_distributed()
+        if distributed is None or distributed.get_world_size() < ranks.world_size:
+            raise ValueError(
+                f"equal_batches=True needs torch.distributed, because {ranks.source} counts {ranks.world_size} "
+                f"processes; call torch.distributed.init_process_group() in all of them first{hint}"
+            )
+        self._group = distributed.new_group(backend="gloo")
+
+    def all_have(self, has_batch: bool | None, batch: int) -> bool:
+        """Return whether all ranks have a batch. Blocks until all have voted.
+
+        `has_batch` None: an error has ended the loop here. `batch`: how many votes this epoch has had. Raises
+        `RankMismatch` on all ranks if they aren't at the same one, or after an error on one of them.
+        """
+        if self._group is None:
+            return bool(has_batch)
+        import torch
+        from torch import distributed
+
+        self._epoch += not batch
+        has = -1 - distributed.get_rank() if has_batch is None else int(has_batch)
+        vote = torch.tensor([has, self._epoch, -self._epoch, batch, -batch])
+        distributed.all_reduce(vote, distributed.ReduceOp.MIN, self._group)
+        all_have, first_epoch, last_epoch, first, last = vote.tolist()
+        if (first_epoch, first) == (-last_epoch, -last):
+            if all_have < 0:
+                raise RankMismatch(
+                    f"rank {-1 - all_have} has ended its loop by an error before batch {batch} of epoch {self._epoch}. "
+                    f"With equal_batches=True, all ranks end there"
+                )
+            return bool(all_have)
+        places: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(places, (self._epoch, batch), self._group)
+        self._epoch = -last_epoch  # so that all may begin the next one
+        rank, other = places.index(max(places)), places.index(min(places))
+        raise RankMismatch(
+            f"rank {rank} asks for batch {places[rank][1]} of epoch {places[rank][0]}, but rank {other} for batch "
+            f"{places[other][1]} of epoch {places[other][0]}: a rank has left its loop alone, by break or an error. "
+            f"With equal_batches=True, all ranks must leave the loop after the same batch"
+        )
