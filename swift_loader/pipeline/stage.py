@@ -118,7 +118,7 @@ class Relay(Generic[Thing]):
     """Things that were given and not taken yet, at most `max_things`. One thread takes; any thread may stop it.
 
         giver ──put──► things ──iterate──► taker        put waits while it is full, the taker while it is empty
-              ◄─────── room ◄───────────
+              ◄─────── room ◄───────────                reserve waits, too, before the giver has the thing
 
     It holds no lock in Python code. `end` and `stop` end every wait.
     """
@@ -160,14 +160,22 @@ class Relay(Generic[Thing]):
         self.error: BaseException | None = None
         """Why nothing more is added, if that isn't the regular end."""
 
-    def put(self, thing: Thing | Marker) -> bool:
-        """Add a thing. Blocks while there is no room. Return False if nobody wants it any more."""
+    def reserve(self) -> bool:
+        """Wait for room for one thing, to `add` it then. Return False if nobody wants it any more."""
         self._room.get()
         if self._is_stopped:
             self._room.put(None)  # for the next call
-            return False
+        return not self._is_stopped
+
+    def add(self, thing: Thing | Marker) -> None:
+        """Add a thing for which room is reserved."""
         self._things.put(thing)
-        return True
+
+    def put(self, thing: Thing | Marker) -> bool:
+        """Add a thing. Blocks while there is no room. Return False if nobody wants it any more."""
+        if has_room := self.reserve():
+            self.add(thing)
+        return has_room
 
     def end(self, error: BaseException | None = None) -> None:
         """Say that this giver has no more. The taker gets the error after all things before it."""
@@ -194,7 +202,7 @@ class Relay(Generic[Thing]):
         self.end(error)
 
     def poll(self) -> Thing | None:
-        """Return the next thing, or None if there is none now."""
+        """Return the next thing, or None if there is none now. It keeps its room until `free`."""
         try:
             thing = self._things.get_nowait()
         except queue.Empty:
@@ -203,8 +211,11 @@ class Relay(Generic[Thing]):
             self._things.put(thing)
             return None
         assert not isinstance(thing, Marker), "a feed makes work of it"
-        self._room.put(None)
         return thing
+
+    def free(self) -> None:
+        """Make room for another thing."""
+        self._room.put(None)
 
     def __iter__(self) -> Iterator[Thing]:
         """Take all things of an epoch. Blocks while there is none.
@@ -315,20 +326,23 @@ class Filler:
         self._sink.end(error)
 
     def _fill(self) -> None:
-        put, stats = self._sink.put, self._stats
+        reserve, add, stats = self._sink.reserve, self._sink.add, self._stats
         clock, num_in = time.perf_counter, 0
         items: Iterator[Item] = iter(())
         try:
-            stats.note_wait(clock(), Wait.INPUT)
             for number, items in enumerate(self._upstream):
-                if number and not put(Marker.EPOCH_END):
-                    return
-                for item in items:
+                if number:
+                    add(Marker.EPOCH_END)  # the room for an item that didn't come
+                while True:
                     stats.note_wait(clock(), Wait.OUTPUT)
-                    stats.num_in = num_in = num_in + 1
-                    if not put(item):
+                    if not reserve():  # first, so that no more is pulled than there is room for
                         return
                     stats.note_wait(clock(), Wait.INPUT)
+                    item = next(items, None)
+                    if item is None:
+                        break
+                    stats.num_in = num_in = num_in + 1
+                    add(item)
                     del item
         finally:
             stats.note_wait(clock(), Wait.NOTHING)
@@ -394,8 +408,8 @@ class Feed(Relay[Any], WorkSource):
 
     # The filling thread's side
 
-    def put(self, item: Item | Marker) -> bool:
-        """Add an item. Blocks while there is no room. Return False if nobody wants it any more."""
+    def add(self, item: Item | Marker) -> None:
+        """Add an item for which room is reserved."""
         if isinstance(item, Marker):
             # An epoch of its own: out of order, it waits for all items before it, and those after it wait for it.
             work = ItemWork.of(2 * self._epoch + 1, 0, item, self._num_items, ())
@@ -404,7 +418,7 @@ class Feed(Relay[Any], WorkSource):
             work = ItemWork.of(2 * self._epoch, _step_of(item.after), item.value, self._num_items, item.after)
             self._num_items += 1
         self._num_put += 1
-        return super().put(work)
+        super().add(work)
 
     def ring(self) -> None:
         """Wake the stage if it waits. Call it after `put`, once the scheduler was told."""
@@ -424,8 +438,9 @@ class Feed(Relay[Any], WorkSource):
         self._returned.append(ItemWork.of(work.epoch, work.step, value, work.number, work.after))
 
     def note_done(self) -> None:
-        """Record that nothing more comes of an item. The scheduler is to ask again then."""
+        """Record that nothing more comes of an item that was put back. The scheduler is to ask again then."""
         self._num_done += 1
+        self.free()
 
     def next(self) -> ItemWork | None:
         """Return the next work; None if there is none now."""
@@ -493,10 +508,9 @@ class Stage:
         items that fail.
         """
         max_in_flight = settings.limits.max_in_flight
-        max_fed = max(1, max_in_flight // 2)
-        self._feed = Feed(max_fed, policy.tally.epoch + policy.epoch, puts_back=self.puts_back)
+        self._feed = Feed(max_in_flight, policy.tally.epoch + policy.epoch, puts_back=self.puts_back)
         self._stats = policy.tally.note(policy.stage)
-        self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max_in_flight - concurrency + max_fed)
+        self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max(1, max_in_flight - concurrency))
         self._executor = executor
         self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
         self._policy = policy
@@ -518,13 +532,15 @@ class Stage:
         self._filler.thread.start()
         self._stats.began_s = time.perf_counter()  # starting processes takes a while
 
-    def put(self, item: Item | Marker) -> bool:
-        """Add an item, on the filling thread. Blocks while there is no room. Return False if nobody wants it."""
-        if not self._feed.put(item):
-            return False
+    def reserve(self) -> bool:
+        """Wait for room for one item, on the filling thread. Return False if nobody wants it any more."""
+        return self._feed.reserve()
+
+    def add(self, item: Item | Marker) -> None:
+        """Add an item for which room is reserved, on the filling thread."""
+        self._feed.add(item)
         self._dispatcher.act()
         self._feed.ring()
-        return True
 
     def end(self, error: BaseException | None) -> None:
         """Say that no more items come, on the filling thread."""
@@ -565,6 +581,8 @@ class Stage:
             if delivery.work is not None:
                 assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 self._num_taken += 1
+                if not self.puts_back or delivery.work.indices is Marker.EPOCH_END:
+                    feed.free()
                 delivery.keep()
                 calls.note_queues(feed.num_put - self._num_taken, self._dispatcher.num_ready)
                 if delivery.work.indices is Marker.EPOCH_END:

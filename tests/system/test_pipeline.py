@@ -127,6 +127,41 @@ def test_pipelines_are_merged_and_mixed() -> None:
     assert len(mixed) == 10
 
 
+@pytest.mark.parametrize("output_order", ["input", "completion"])
+@pytest.mark.parametrize("function", [functions.plus_one, functions.some, functions.async_plus_one])
+@pytest.mark.parametrize(("concurrency", "buffer_size"), [(1, 0), (2, 0), (1, 3)])
+def test_a_stage_pulls_no_more_than_it_works_on_and_keeps(
+    function: Any, concurrency: int, buffer_size: int, output_order: Any
+) -> None:
+    num_done, ahead = 0, list[int]()
+
+    def source() -> Iterator[int]:
+        for number in range(NUM):
+            ahead.append(number + 1 - num_done)
+            yield number
+
+    options: dict[str, Any] = {"concurrency": concurrency, "buffer_size": buffer_size, "output_order": output_order}
+    with Pipeline(source()).map(function, **options) as pipeline:
+        for result in pipeline:
+            # Every third item of the generator has no result, so it isn't known to be done.
+            num_done = max(num_done, result[0] + 1 if function is functions.some else result)
+    assert max(ahead) <= concurrency + buffer_size + 1 + 3 * (function is functions.some)
+
+
+def test_prefetch_pulls_no_more_than_it_keeps() -> None:
+    ahead, num_done = list[int](), 0
+
+    def source() -> Iterator[int]:
+        for number in range(NUM):
+            ahead.append(number + 1 - num_done)
+            yield number
+
+    with Pipeline(source()).prefetch(1) as pipeline:
+        for number in pipeline:
+            num_done = number + 1
+    assert max(ahead) <= 2
+
+
 def test_a_cache_pulls_no_more_than_it_keeps() -> None:
     source = functions.Counted(100)
     assert list(Pipeline(source).cache(3, stop_after=8)) == [0, 1, 2, 0, 1, 2, 0, 1]
