@@ -153,6 +153,11 @@ class Unbatch(Node):
         before, num_skipped = opening.start, opening.num_skipped
         for item, position in zip(items, opening.numbers, strict=False):
             try:
+                if not isinstance(item.value, Iterable) and not hasattr(item.value, "__getitem__"):
+                    raise TypeError(
+                        f"unbatch() needs items that are iterables, but item {position} is a "
+                        f"{type(item.value).__name__}"
+                    )
                 for number, value in enumerate(item.value, 1):
                     if number > num_skipped:
                         yield Item(value, (*before, number))

@@ -552,7 +552,7 @@ class Chain:
     @property
     def splits(self) -> list[Split]:
         """Each `shard` in it, with what other stages do."""
-        splits, is_shuffled = self.origin.splits, any("shuffle," in text for text in self.origin.parameters)
+        splits, is_shuffled = self.origin.splits, any(text.startswith("shuffle,") for text in self.origin.parameters)
         for node in self.nodes:
             is_shuffled |= isinstance(node, Shuffle)
             even, counts = node.is_even, node.counts

@@ -166,6 +166,13 @@ def test_errors_of_sources_filters_lists_and_joined_pipelines_name_stage_and_ite
         assert texts_of(caught.value)[-1].endswith(where)
 
 
+def test_what_cannot_be_unbatched_is_named() -> None:
+    lists: Any = Pipeline([[1, 2], 3])
+    with pytest.raises(TypeError, match=r"unbatch\(\) needs items that are iterables, but item 1 is a int") as caught:
+        list(lists.unbatch().batch(2))
+    assert texts_of(caught.value)[-1].endswith("unbatch', at item 1")
+
+
 @pytest.mark.parametrize("stage", ["filter fails_at_five", "unbatch"])
 def test_items_are_counted_on_in_the_next_epoch_of_a_continuous_pipeline(stage: str) -> None:
     class Source:
