@@ -151,8 +151,6 @@ def can_call_without_arguments(function: Any) -> bool:
 def _binds(function: Any, *arguments: Any) -> bool:
     try:
         inspect.signature(function).bind(*arguments)
-    except TypeError:  # also if it can't be called
-        return False
-    except ValueError:
-        return True
+    except (TypeError, ValueError) as error:  # a TypeError also if it can't be called
+        return isinstance(error, ValueError)
     return True

@@ -36,22 +36,16 @@ MAX_DRAWN = 16
 """How many items of an async source are drawn ahead."""
 
 
-def has_only_index(source: Any) -> bool:
-    """Return whether items are always had by their numbers."""
-    if isinstance(source, Sequence):
-        return True
-    return not hasattr(source, "__iter__") and hasattr(source, "__getitem__") and hasattr(source, "__len__")
-
-
 def length_of(source: Any) -> int | None:
     """Return the length of a source that has an index, so that continuing is O(1); None for others.
 
     One that is also iterated over continues by its index only if `begins_alike`.
     """
     torch = sys.modules.get("torch.utils.data")
-    is_stream = torch is not None and isinstance(source, torch.IterableDataset)  # it inherits `__getitem__`
-    is_other = is_stream or not hasattr(source, "__getitem__") or hasattr(source, "keys") or has_exact_state(source)
-    if is_other and not isinstance(source, Sequence):
+    streams = Iterator if torch is None else (Iterator, torch.IterableDataset)  # this one inherits `__getitem__`
+    is_stream = isinstance(source, streams) or hasattr(source, "keys") or has_exact_state(source)
+    is_iterated = isinstance(source, Iterable) and not isinstance(source, Sequence)
+    if (is_iterated and is_stream) or not hasattr(source, "__getitem__"):
         return None
     try:
         return len(source)
@@ -144,7 +138,8 @@ class SourceReader:
         """Return the items after so many, with their numbers from 1 on. `begin`: a state before one of them."""
         source, num_drawn, lengths = self._source, 0, self._states.lengths
         length = lengths[self._epoch] = lengths.get(self._epoch) or length_of(source)
-        if has_only_index(source) or (length is not None and num_before and begins_alike(source)):
+        is_iterated = (isinstance(source, Iterable) or self._loop is not None) and not isinstance(source, Sequence)
+        if not is_iterated or (length is not None and num_before and begins_alike(source)):
             return ((number + 1, source[number]) for number in range(num_before, length or len(source)))
         begin = begin if self._has_state else None  # an older state may have one that isn't exact
         if begin is not None and (begin[0] or not is_huggingface(source)):  # else it is that of the end of an epoch
@@ -212,7 +207,8 @@ class _Draws(LoopRelay[Any]):
 
 def check_source(source: Any) -> None:
     """Check that items can come from it. Raises `TypeError` if they can't."""
-    if not (isinstance(source, Iterable) or hasattr(source, "__aiter__") or has_only_index(source)):
+    has_index = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if not (isinstance(source, Iterable) or hasattr(source, "__aiter__") or has_index):
         raise TypeError(
             f"the source is a {type(source).__name__}; it must be an iterable, an async iterable, or have "
             f"__getitem__ and __len__"

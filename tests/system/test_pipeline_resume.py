@@ -637,6 +637,16 @@ class Both(Indexed):
         return (self[number] for number in range(self.num))
 
 
+class Stating(Indexed):
+    """It has a state, too, for its own loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AssertionError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(state)
+
+
 class Hinted:
     """It is only iterated over, so its length is a hint."""
 
@@ -671,7 +681,9 @@ class Growing(Indexed):
 
 
 @pytest.mark.parametrize("num_taken", [0, 7, 30, 31])
-@pytest.mark.parametrize("make_source", [range, Indexed, Both, np.arange, torch.arange, Growing, Hinted, Unready])
+@pytest.mark.parametrize(
+    "make_source", [range, Indexed, Both, Stating, np.arange, torch.arange, Growing, Hinted, Unready]
+)
 def test_a_source_of_another_length_is_refused_if_its_index_is_the_place(
     make_source: Callable[[int], Any], num_taken: int
 ) -> None:
