@@ -34,7 +34,7 @@ from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, w
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.runtime import LoaderThread
+from swift_loader.runtime import LoaderThread, is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Kill, Send, Stall, Warn
@@ -408,7 +408,12 @@ class Dispatcher:
                 action = to_do[0]
                 if isinstance(action, Send):  # nearly all are
                     to_do.popleft()
-                    garbage += self._executor.carry_out(action)
+                    try:
+                        garbage += self._executor.carry_out(action)
+                    except OSError as error:
+                        if not is_interrupt(error):  # nothing was sent
+                            to_do.appendleft(action)
+                        raise
                 elif isinstance(action, _REPEATABLE):
                     garbage += self._carry_out(action)
                     to_do.popleft()

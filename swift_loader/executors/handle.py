@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.memory import ReturnedSlots, WorkerMemory
+from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
@@ -58,7 +59,7 @@ class ResumePoints:
 COUNTERS = None
 """Stands for the page of counters, where a slot's number stands for its segment."""
 
-_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
+GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 """Errors of a send to a worker that has ended, or whose channel was closed here."""
 
 
@@ -93,6 +94,8 @@ class Handle:
         self._num_answered = 0
         self._looked: tuple[int, int | None] = (-1, None)
         """How many tasks it had answered at the last `look`, and at which sample it was."""
+        self._returned: ReturnedSlots | None = None
+        """What a task was to tell it that couldn't be sent."""
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
         self._counters: Segment | None = None
@@ -123,19 +126,27 @@ class Handle:
     ) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
 
+        Never blocks: what its pipe has no room for waits in `channel.outbox`. If it raises, the task wasn't sent, and
+        may be sent again.
+
         `generation`: the plan's first one. `plan`: used from then on. It is sent with the first task that needs it,
         because frequent seeks would fill the pipe of a busy worker. `resumes` says where its dataset continues, with
         another plan. `hung`: samples of the task that fail. Returns the memory of retired slots, see `ReturnedSlots`.
         """
-        returned = self.memory.take_returned()
         if self._plan_generation != generation:
             self._send(NewPlan(generation, plan, *resumes.of(self.worker_id)).pack())
             self._plan_generation = generation
         for sample in hung:
             self._send(sample.pack())
-        self.tasks.append(task)
-        released, retired, given_up = returned
-        self._send_task(task_of(task, released, retired))
+        released, retired, given_up = self._returned = self._returned or self.memory.take_returned()
+        self.tasks.append(task)  # first: another thread may read its answer at once
+        try:
+            self._send_task(task_of(task, released, retired))
+        except OSError as error:
+            if not is_interrupt(error):  # else it may have been sent
+                self.tasks.pop()
+            raise
+        self._returned = None
         return given_up
 
     def _send_task(self, task: Task) -> None:
@@ -208,9 +219,9 @@ class Handle:
 
     def _send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
-            self.channel.send(frame, descriptors) if descriptors else self.channel.send(frame)
+            self.channel.post(frame, descriptors) if descriptors else self.channel.post(frame)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
 
     # What a program may see of the process: as a `multiprocessing.Process`, which torch's iterators have. Any thread.

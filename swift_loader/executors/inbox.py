@@ -48,6 +48,9 @@ class WorkerInbox(Inbox):
         """Also listen to this worker. Any thread may call it, even while another one waits."""
         raise NotImplementedError
 
+    def watch_room(self, worker: Handle) -> None:
+        """Send what waits in a worker's outbox as soon as its pipe has room. Any thread."""
+
     def forget(self, worker: Handle) -> None:
         """Stop listening to a worker. Call it before its channel is closed. Idempotent and thread-safe."""
         raise NotImplementedError

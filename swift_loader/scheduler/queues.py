@@ -40,7 +40,7 @@ MIN_TASKS = 2
 """One that is being built and one that waits. More would bind batches to a worker that may be slow."""
 
 MAX_TASKS = 64
-"""Far fewer messages than a pipe holds, so sending a task never blocks."""
+"""Of one worker and the current generation."""
 
 MAX_HELD = 96
 """Tasks that a worker may have, with those of earlier generations."""

@@ -8,6 +8,9 @@ explicitly. If there are none left, the error says so.
 A message arrives complete or not at all, even if its sender is killed while sending. If the peer dies, the receiver
 gets everything that the peer sent, then the end of the stream. Assumes Linux, and one reading thread per end.
 
+`send` waits for room in the pipe. `post` never waits: what the pipe doesn't take stays in the outbox, and whoever waits
+for the peer's messages sends it with `flush` once there is room.
+
 A message longer than `MAX_MESSAGE_BYTES` travels in an anonymous file: the pipe carries a mark with the length, and the
 file's descriptor behind those of the message. Neither side of the channel sees a difference.
 
@@ -23,6 +26,7 @@ import select
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -167,6 +171,10 @@ if sys.platform != "win32":
     _WAIT = int(socket.MSG_CMSG_CLOEXEC)
     _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
     _DONT_WAIT = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+    _SEND_AT_ONCE = int(socket.MSG_DONTWAIT)
+
+_NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a send that may succeed later: the pipe is full, or the kernel is short of memory."""
 
 
 class Channel:
@@ -176,6 +184,8 @@ class Channel:
         self._socket = sock
         self._buffer = bytearray(MAX_MESSAGE_BYTES)
         self._view = memoryview(self._buffer)
+        self.outbox: deque[tuple[bytes, Sequence[int]]] = deque()
+        """What was posted and not sent yet, in order. One thread at a time posts, and one flushes."""
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
@@ -197,15 +207,45 @@ class Channel:
         Raises `BrokenPipeError`, sometimes `ConnectionResetError`, if the peer is gone, `NoDescriptorsLeft` if this
         process has no file descriptor left for a long message, `ProtocolError` if the message is too long.
         """
+        self._send(message, descriptors, 0)
+
+    def post(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send one message, now or with a later `flush`. Never blocks. Keep the descriptors open until it is sent.
+
+        Raises as `send` does. Then the message was neither sent nor kept.
+        """
+        if not self.outbox:
+            try:
+                self._send(message, descriptors, _SEND_AT_ONCE)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+            else:
+                return
+        self.outbox.append((message, descriptors))
+
+    def flush(self) -> bool:
+        """Send what was posted, as far as there is room. Return whether something is left. Raises as `send` does."""
+        while self.outbox:
+            try:
+                self._send(*self.outbox[0], _SEND_AT_ONCE)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    return True
+                raise
+            self.outbox.popleft()
+        return False
+
+    def _send(self, message: bytes, descriptors: Sequence[int], flags: int) -> None:
         if len(message) > MAX_MESSAGE_BYTES:
-            self._send_in_file(message, descriptors)
+            self._send_in_file(message, descriptors, flags)
         elif descriptors:
             rights = array.array("i", descriptors)
-            self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], flags)
         else:
-            self._socket.send(message)
+            self._socket.send(message, flags)
 
-    def _send_in_file(self, message: bytes, descriptors: Sequence[int]) -> None:
+    def _send_in_file(self, message: bytes, descriptors: Sequence[int], flags: int) -> None:
         if len(message) > MAX_FILE_BYTES:
             raise ProtocolError(f"a message of {len(message)} bytes is longer than {MAX_FILE_BYTES}")
         file = new_memfd("swift_loader_message")
@@ -213,7 +253,7 @@ class Channel:
             rest = memoryview(message)
             while rest:
                 rest = rest[os.write(file, rest) :]
-            self.send(_MARK.pack(_MARK_BEGIN, len(message)), [*descriptors, file])
+            self._send(_MARK.pack(_MARK_BEGIN, len(message)), [*descriptors, file], flags)
         finally:
             os.close(file)
 

@@ -194,6 +194,63 @@ def test_after_a_timeout_the_loop_may_wait_again(kind: str) -> None:
         assert isinstance(caught.value, WorkerStalled)
 
 
+class Held:
+    """The numbers of the keys. The batch that begins with 0 waits until there is a file."""
+
+    def __init__(self, may_go_on: Path) -> None:
+        self.may_go_on = may_go_on
+
+    def __getitems__(self, keys: list[Any]) -> list[int]:
+        if int(keys[0]) == 0:
+            wait_until(self.may_go_on.exists, "the end of the wait")
+        return [int(key) for key in keys]
+
+
+LONG = "0>4000"
+FULL: dict[str, list[list[Any]]] = {
+    "integers": [list(range(first, first + 4096)) for first in range(0, 32 * 4096, 4096)],
+    # Each third batch is too long for one message of a pipe.
+    "texts": [[format(batch, LONG) for _ in range(12 if batch % 3 else 20)] for batch in range(40)],
+}
+"""Batches of keys of which a pipe can't hold those that wait for one worker."""
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize(
+    ("keys", "end"),
+    [("integers", "none"), ("texts", "none"), ("texts", "killed"), ("integers", "stopped"), ("integers", "closed")],
+)
+def test_a_worker_that_reads_no_tasks_holds_up_nobody_but_its_batch(keys: str, end: str, tmp_path: Path) -> None:
+    batches, may_go_on = FULL[keys], tmp_path / "may go on"
+    loader = make(Held(may_go_on), batch_size=1, sampler=None, batch_sampler=batches, prefetch_factor=16, timeout=0.5)
+    iterator = iter(loader)
+    with pytest.raises(WorkerStalled, match="has been at batch 0 of epoch 0"):
+        next(iterator)
+    hung = max(iterator._workers, key=lambda worker: len(worker.channel.outbox))  # type: ignore[attr-defined]
+    assert hung.channel.outbox
+    if end == "closed":
+        iterator._shutdown_workers()  # type: ignore[attr-defined]
+        return
+    if end == "stopped":
+        os.kill(hung.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerStalled):
+            next(iterator)
+        os.kill(hung.pid, signal.SIGCONT)
+    may_go_on.touch()
+    if end == "killed":
+        hung.kill()
+    got: list[int] = []
+    while (batch := next_after_stalls(iterator)) is not None:
+        got += batch.tolist()
+    assert got == [int(key) for batch in batches for key in batch]
+
+
+def next_after_stalls(iterator: Iterator[Any]) -> Any:
+    while True:
+        with suppress(WorkerStalled):  # the machine is busy
+            return next(iterator, None)
+
+
 WHERE: dict[str, dict[str, Any]] = {"none": {"num_workers": 0}, "process": {}, "thread": {"worker_type": "thread"}}
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
+from contextlib import suppress
 from functools import partial
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
-from swift_loader.executors.handle import Handle
+from swift_loader.executors.handle import GONE, Handle
 from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
@@ -67,6 +68,24 @@ class EpollInbox(WorkerInbox):
             if self._workers.pop(descriptor, None) is not None:
                 self._epoll.unregister(descriptor)
 
+    def watch_room(self, worker: Handle) -> None:
+        """Send what waits in a worker's outbox as soon as its pipe has room. Any thread."""
+        descriptor = worker.channel.fileno()
+        if descriptor in self._workers:
+            with suppress(OSError, ValueError):  # it was forgotten meanwhile
+                self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
+
+    def _send_rest(self, worker: Handle) -> None:
+        """Send what waits for a worker's pipe, which has room."""
+        with suppress(OSError, ValueError):
+            self._epoll.modify(worker.channel.fileno(), select.EPOLLIN)  # first: another thread may add more
+        try:
+            if worker.channel.flush():
+                self.watch_room(worker)
+        except OSError as error:
+            if error.errno not in GONE:  # its end is an event
+                raise
+
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what the workers have sent; see `executors.base.Inbox.wait`."""
         if self.remote is not None and (seen := self.remote.look_at_connection()) is not None:
@@ -81,18 +100,22 @@ class EpollInbox(WorkerInbox):
                     return events
                 raise
             self.is_taking_in = True
-            for descriptor, _ in ready:
+            is_sent = False
+            for descriptor, mask in ready:
                 worker = self._workers.get(descriptor)
                 if self.is_closed:  # another thread closed it while a batch was decoded
                     return events
                 if worker is not None:
                     # The event may be of a worker that is gone, whose descriptor's number is another worker's now.
                     process = worker.process
+                    if mask & select.EPOLLOUT:
+                        self._send_rest(worker)
+                        is_sent = timeout_s is not None  # return: if the kernel has no memory, this may go on for ever
                     self._read(worker, events, all_of_it=descriptor == process.pidfd and process.has_ended)
                 elif descriptor == self._bell:
                     os.eventfd_read(descriptor)  # before the events are taken: a later one rings again
                     self._take_posted(events)
-            if events or self._is_woken or not ready:
+            if events or self._is_woken or not ready or is_sent:
                 return events
             self.is_taking_in = False  # there were only messages that are no events: look for more
             limit_s = None if timeout_s is None else 0.0

@@ -98,7 +98,9 @@ class Actor:
         self._end = self._future_of(self._actor.await_end.options(concurrency_group="end").remote())
         self._calls.append(self._future_of(started))
 
-    def send(self, message: bytes) -> None:
+    outbox = ()
+
+    def post(self, message: bytes) -> None:
         """Send a message. A plan waits for the task that needs it.
 
         Raises `BrokenPipeError` if Ray can't call the actor any more.
