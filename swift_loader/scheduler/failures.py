@@ -109,9 +109,10 @@ class Watchdog:
         """When the wait began; later if the process was stopped or a worker was given up."""
         self.deadline_s = math.inf
         """When to judge the workers again."""
-        self._warned: set[float] = set()
+        self._warned: set[tuple[int | None, float]] = set()
+        """The tasks of which the user was warned: the worker's serial number, and when it began."""
         self._looked: set[tuple[int, float]] = set()
-        """The tasks whose half time is over: the worker's serial number, and when it began."""
+        """The tasks whose half time is over."""
         self._left_s, self._expected_s = math.inf, math.inf
         """When the loop last blocked, and when it should run again."""
         self._num_stops = 0
@@ -130,12 +131,15 @@ class Watchdog:
         self._left_s, self._expected_s = now_s, math.inf
         self._num_stops = 0
 
-    def judge(self, since_s: float, now_s: float) -> Judgement:
-        """Return what to do about a task that began at `since_s`. It asks for one warning per task."""
+    def judge(self, worker: int | None, since_s: float, now_s: float) -> Judgement:
+        """Return what to do about a worker's task that began at `since_s`. It asks for one warning per task.
+
+        `worker` None: the loop waits, and no worker has the batch.
+        """
         if now_s >= self._start_s(since_s) + self._timeout_s:
             return Judgement.GIVE_UP
-        if now_s >= since_s + self._stall_warning_s and since_s not in self._warned:
-            self._warned.add(since_s)
+        if now_s >= since_s + self._stall_warning_s and (worker, since_s) not in self._warned:
+            self._warned.add((worker, since_s))
             return Judgement.WARN
         return Judgement.NOTHING
 
@@ -155,7 +159,7 @@ class Watchdog:
 
     def judge_itself(self, now_s: float) -> Judgement:
         """Return what to do when no worker has the batch."""
-        judgement = self.judge(self.began_s, now_s)
+        judgement = self.judge(None, self.began_s, now_s)
         is_early = now_s < self.began_s + self._timeout_s + self._grace_s
         return Judgement.NOTHING if judgement is Judgement.GIVE_UP and is_early else judgement
 

@@ -435,7 +435,7 @@ class Scheduler:
 
     def _judge_worker(self, worker: Worker, now_s: float) -> None:
         since_s = worker.busy_since_s
-        judgement = self.watchdog.judge(since_s, now_s)
+        judgement = self.watchdog.judge(worker.serial, since_s, now_s)
         if judgement is Judgement.GIVE_UP:
             self.watchdog.start_over(now_s)
         if worker.state is WorkerState.KILLED:

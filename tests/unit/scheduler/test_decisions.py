@@ -157,6 +157,19 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
     assert warning.about.work == first.work
 
 
+def test_each_worker_that_hangs_at_its_first_task_is_warned_of_if_the_loop_waits_for_any() -> None:
+    scheduler = Scheduler(SchedulerSettings(Limits(4, 4, 4, in_order=False), stall_warning_s=1.0))
+    for worker in range(3):
+        scheduler.handle(Ready(worker, worker), 0.0)
+    begin(scheduler)
+    scheduler.watchdog.begin(0.0, 0.0)
+    warned = []
+    for now in (1.1, 2.2):
+        scheduler.tick(now)
+        warned += [action.about for action in scheduler.decide(now) if isinstance(action, Warn)]
+    assert [stall.worker for stall in warned if isinstance(stall, Stall)] == [0, 1, 2]
+
+
 def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
     scheduler = scheduler_with(0, warning_s=3.0)
     begin(scheduler)

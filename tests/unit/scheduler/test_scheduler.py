@@ -149,7 +149,7 @@ def never_forgive_a_death(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_give_up_waiting(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Watchdog, "judge", lambda self, since_s, now_s: Judgement.NOTHING)
+    patch.setattr(Watchdog, "judge", lambda self, worker, since_s, now_s: Judgement.NOTHING)
 
 
 def judge_by_time_in_which_the_trainer_was_stopped(patch: pytest.MonkeyPatch) -> None:

@@ -18,15 +18,15 @@ def watching(warn_after_s: float | None, limit_s: float | None, now_s: float, gr
 
 def test_each_wait_warns_once_and_gives_up_a_task_that_has_lasted_as_long_as_the_wait() -> None:
     watchdog = watching(2.0, 5.0, now_s=10.0)
-    judged = [watchdog.judge(9.0, now) for now in (10.5, 11.0, 12.0, 14.9, 15.0)]
+    judged = [watchdog.judge(0, 9.0, now) for now in (10.5, 11.0, 12.0, 14.9, 15.0)]
     nothing = Judgement.NOTHING
     assert judged == [nothing, Judgement.WARN, nothing, nothing, Judgement.GIVE_UP]
-    assert watchdog.judge(14.0, 15.0) is nothing, "a task that has just begun isn't to blame for a long wait"
+    assert watchdog.judge(0, 14.0, 15.0) is nothing, "a task that has just begun isn't to blame for a long wait"
     watchdog.start_over(15.0)
-    assert [watchdog.judge(9.0, now) for now in (19.9, 20.0)] == [nothing, Judgement.GIVE_UP]
+    assert [watchdog.judge(0, 9.0, now) for now in (19.9, 20.0)] == [nothing, Judgement.GIVE_UP]
     watchdog.begin(24.0, 0.0)
     assert watchdog.deadline_s == 26.0
-    assert [watchdog.judge(9.0, now) for now in (26.0, 28.9, 29.0)] == [Judgement.WARN, nothing, Judgement.GIVE_UP]
+    assert [watchdog.judge(0, 9.0, now) for now in (26.0, 28.9, 29.0)] == [Judgement.WARN, nothing, Judgement.GIVE_UP]
 
 
 def test_if_no_worker_has_the_batch_a_replacement_may_take_its_time() -> None:
@@ -38,7 +38,7 @@ def test_without_limits_or_before_the_first_wait_there_is_nothing_to_check() -> 
     watchdog = watching(None, None, now_s=0.0)
     watchdog.plan_next_check([], 1e9)
     assert watchdog.deadline_s == Watchdog(1.0, 2.0).deadline_s == math.inf
-    assert watchdog.judge(0.0, 1e9) is watchdog.judge_itself(1e9) is Judgement.NOTHING
+    assert watchdog.judge(0, 0.0, 1e9) is watchdog.judge_itself(1e9) is Judgement.NOTHING
 
 
 @given(warn=LIMITS, limit=LIMITS, since=st.lists(st.floats(0, 100), max_size=3), grace=st.floats(0, 10))
@@ -48,7 +48,7 @@ def test_whatever_falls_due_is_seen_by_a_check_that_was_planned(
     """From check to check, each judgement comes within one period of the moment when it was due."""
     watchdog, now, warned, gave_up = watching(warn, limit, 100.0, grace), 100.0, False, False
     for _ in range(3000):
-        judgements = [watchdog.judge(start, now) for start in since] or [watchdog.judge_itself(now)]
+        judgements = [watchdog.judge(0, start, now) for start in since] or [watchdog.judge_itself(now)]
         warned |= Judgement.WARN in judgements
         gave_up |= Judgement.GIVE_UP in judgements
         if gave_up:
@@ -71,7 +71,7 @@ def test_time_in_which_the_process_was_stopped_is_counted_for_nobody() -> None:
     watchdog.rest(13.0, 14.0)
     assert watchdog.wake(113.0) == 100.0
     assert watchdog.deadline_s == 112.5
-    assert [watchdog.judge(109.0, now) for now in (114.9, 115.0)] == [Judgement.NOTHING, Judgement.GIVE_UP]
+    assert [watchdog.judge(0, 109.0, now) for now in (114.9, 115.0)] == [Judgement.NOTHING, Judgement.GIVE_UP]
     assert watchdog.wake(1000.0) == 0.0, "nobody said when to expect it"
 
 
