@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from swift_loader.metrics.metrics import Metrics
     from swift_loader.worker.spec import WorkerSpec
 
-DEFAULT_TIMEOUT_S = 60.0
-"""How long a batch waits for the ranks that share it, without `timeout`."""
+_NO_LIMIT_S = 1e8
+"""For gloo, which takes no infinite time. Three years."""
 
 START = (-1, -1)
 """The place of the dataset's length, which is shared before the first batch."""
@@ -59,16 +59,17 @@ class Broadcast:
         """Connect the ranks. Blocks until all are here.
 
         `store`: of torch.distributed; nobody else uses these names in it. `ranks`: their numbers in torch.distributed;
-        the first one loads. `timeout_s`: how long a batch waits for the other ranks at most; None: 60 s.
+        the first one loads. `timeout_s`: how long a batch waits for the other ranks at most; None: no limit.
         `stall_warning_s`: after how long the user is warned; None: never.
         """
         import torch.distributed as dist
 
         self.is_leader = rank == ranks[0]
         self._rank, self._ranks = rank, list(ranks)
-        self._timeout_s, self._stall_warning_s = timeout_s or DEFAULT_TIMEOUT_S, stall_warning_s
-        timeout = dist.distributed_c10d.default_pg_timeout  # for building the dataset
-        self._gloo: Any = dist.ProcessGroupGloo(store, self._ranks.index(rank), len(ranks), timeout)
+        self._timeout_s, self._stall_warning_s = timeout_s or _NO_LIMIT_S, stall_warning_s
+        self._gloo: Any = dist.ProcessGroupGloo(
+            store, self._ranks.index(rank), len(ranks), dist.distributed_c10d.default_pg_timeout
+        )
         self._error: BaseException | None = None
         """Why the ranks aren't in step any more. Each later call raises it."""
         self._answered = threading.Event()
@@ -132,8 +133,10 @@ class Broadcast:
         mine = torch.tensor([*place, 0 if packed is None else len(packed)], device="cpu")
         places = [torch.empty_like(mine) for _ in self._ranks]
         gathering, broadcasting = options.AllgatherOptions(), options.BroadcastOptions()
-        if place != START:  # building the dataset may take longer
-            gathering.timeout = broadcasting.timeout = timedelta(seconds=self._timeout_s)
+        limit = timedelta(seconds=self._timeout_s)
+        if place == START:  # building the dataset may take longer
+            limit = max(limit, options.default_pg_timeout)
+        gathering.timeout = broadcasting.timeout = limit
         self._wait(self._gloo.allgather([places], [mine], gathering))
         for rank, (epoch, step, _) in zip(self._ranks, torch.stack(places).tolist(), strict=True):
             if [epoch, step] != places[0][:2].tolist() != list(ANYWHERE):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from swift_loader.executors.broadcast import START, Broadcast
 from tests.support.group import run_ranks
 
 pytestmark = pytest.mark.timeout(150)  # the ranks may take LIMIT_S
@@ -366,6 +369,25 @@ def test_ranks_that_are_not_in_step_end_with_an_error(tmp_path: Path) -> None:
     assert "interrupted" in reports[1][9][0][1]
     assert reports[0][6][0] == reports[1][6][0]
     assert "rank 0, which loads for rank 1" in reports[1][8]
+
+
+def test_without_a_timeout_a_rank_that_writes_a_checkpoint_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_dist: Any = dist
+    limits, gloo = [], torch_dist.ProcessGroupGloo
+    allgather = gloo.allgather
+
+    def allgather_with_limit(group: Any, *arguments: Any) -> Any:
+        limits.append(arguments[-1].timeout)
+        return allgather(group, *arguments)
+
+    monkeypatch.setattr(gloo, "allgather", allgather_with_limit)
+    for timeout_s in (None, 5.0):
+        sharing = Broadcast(torch_dist.HashStore(), [0], 0, timeout_s, None)
+        for place in (START, (0, 0)):
+            sharing.send(place, "batch")
+        sharing.close()
+    assert min(limits[:2]) > timedelta(days=365)
+    assert limits[2:] == [timedelta(minutes=30), timedelta(seconds=5)]
 
 
 DEATH = """
