@@ -9,10 +9,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from swift_loader.ranks.ranks import expected_ranks
+from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 
 
@@ -96,13 +98,14 @@ class ShownIterator(LoopIterator):
 
     def _advance(self) -> Any:
         asked_s, bar, (epoch, num_done, num_batches, rank) = time.perf_counter(), self._bar, self._place()
-        if bar is None:
-            shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done, "unit": "batch"}
-            is_hidden = bool(rank or expected_ranks(None).rank)
-            self._bar = _bar_class()(total=num_batches, mininterval=0.25, miniters=1, disable=is_hidden, **shown)
-        else:
-            bar.set_postfix_str(f"{self._waited_s / (asked_s - self._began_s):.0%} waiting for data", refresh=False)
-            bar.update(num_done - bar.n)
+        with self._drawing():
+            if bar is None:
+                shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done, "unit": "batch"}
+                is_hidden = bool(rank or expected_ranks(None).rank)
+                self._bar = _bar_class()(total=num_batches, mininterval=0.25, miniters=1, disable=is_hidden, **shown)
+            else:
+                bar.set_postfix_str(f"{self._waited_s / (asked_s - self._began_s):.0%} waiting for data", refresh=False)
+                bar.update(num_done - bar.n)
         taken, now_s = super()._advance(), time.perf_counter()
         self._waited_s += now_s - asked_s
         if bar is None:  # the wait for the first batch doesn't count
@@ -112,7 +115,18 @@ class ShownIterator(LoopIterator):
     def _take_back(self, delivery: Any, error: BaseException) -> None:
         super()._take_back(delivery, error)
         if self._bar is not None:
-            self._bar.close()
+            with self._drawing():
+                self._bar.close()
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Go on without a bar if the block can't draw it: stderr may be None, closed, or a pipe that nobody reads."""
+        try:
+            yield
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._bar = _bar_class()(disable=True)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 from collections.abc import Callable
@@ -74,6 +75,35 @@ def test_what_interrupts_the_making_of_the_bar_loses_no_batch(
             next(iterator)
     assert len(list(iterator)) == 10
     getattr(loader, "close", lambda: None)()
+
+
+class Broken(io.StringIO):
+    """As a pipe that nobody reads."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("stderr", [lambda: None, closed, Broken], ids=["none", "closed", "broken"])
+def test_the_loop_goes_on_if_nothing_can_be_shown(
+    stderr: Callable[[], Any], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset: Any = datasets.Counting()
+    planned_here = SwiftLoader(datasets.Counting, batch_size=10, worker_per_consumer=0, progress=True)
+    for loader in (DataLoader(dataset, 10, progress=True), planned_here):
+        iterator = iter(loader)
+        for _ in range(steps):
+            next(iterator)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", stderr())
+            assert len(list(iterator)) == 10 - steps
 
 
 def test_an_error_in_a_batch_s_place_loses_no_other(capsys: pytest.CaptureFixture[str]) -> None:
