@@ -87,7 +87,7 @@ def collate_into(collate_fn: Callable[..., Any] | None) -> Collate:
     if collate_fn is None or collate_fn is collate_to_send:
         return collate_fn or default_collate
     with suppress(Exception):  # some C callables have no signature, and a user's `__signature__` may raise
-        parameter = inspect.signature(collate_fn).parameters.get("memory")
+        parameter = inspect.signature(collate_fn, follow_wrapped=False).parameters.get("memory")
         is_bound = "memory" in getattr(collate_fn, "keywords", ())  # of a partial
         if parameter is not None and not is_bound and re.search(r"\bBatchMemory\b", str(parameter.annotation)):
             return lambda samples, memory: collate_fn(samples, memory=memory)

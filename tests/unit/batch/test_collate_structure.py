@@ -3,7 +3,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -133,6 +133,11 @@ def with_options(samples: list[int], **options: Any) -> tuple[list[int], Any]:
     return samples, options
 
 
+@wraps(default_collate)
+def like_default(samples: list[int]) -> tuple[list[int], Any]:
+    return samples, None
+
+
 def with_bound(samples: list[int], memory: BatchMemory | int = 0) -> tuple[list[int], Any]:
     return samples, memory
 
@@ -141,6 +146,7 @@ def with_bound(samples: list[int], memory: BatchMemory | int = 0) -> tuple[list[
     ("collate_fn", "memory"),
     [
         (with_own_memory, None),
+        (like_default, None),
         (partial(with_own_memory, memory=[7]), [7]),
         (partial(with_bound, memory=7), 7),
         (OwnMemory(), 3),
