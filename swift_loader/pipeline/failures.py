@@ -59,7 +59,8 @@ class Calls:
     def note_queues(self, num_left: int, num_ready: int) -> None:
         """Record how many items are in the stage as a result was taken, and how many of them have their result."""
         self.num_results += 1
-        self.in_front += max(0, num_left - num_ready - self.concurrency) / self.max_waiting
+        # The one that was taken counts: it had the room of one that waits in front.
+        self.in_front += max(0, num_left + 1 - num_ready - self.concurrency) / self.max_waiting
         self.behind += num_ready / self.max_in_flight
 
     def summary(self, elapsed_s: float) -> dict[str, float]:
