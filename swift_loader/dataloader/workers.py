@@ -136,7 +136,7 @@ def start_workers(
         except EncodeError as error:
             if not may_fork:
                 raise
-            reason = str(error)
+            reason = str(error).partition(". SwiftLoader")[0]  # then comes how to fork
     if loader._why_no_fork:  # noqa: SLF001
         raise ForkHangs(f"{loader._why_no_fork}\nNo fresh interpreter can take its place: {reason}")  # noqa: SLF001
     _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")

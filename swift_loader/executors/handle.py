@@ -166,6 +166,11 @@ class Handle:
             self.tasks.popleft()
 
     @property
+    def owes_first_answer(self) -> bool:
+        """Whether it has yet to say that it is ready, or to answer its first task."""
+        return not self._num_answered and (self._counters is None or bool(self.tasks))
+
+    @property
     def is_at_work(self) -> bool:
         """Whether it has begun its oldest task. Still valid after its death."""
         return self._count(NUM_BEGUN) > self._num_answered

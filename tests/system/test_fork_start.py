@@ -10,9 +10,11 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +232,7 @@ def takes_lock(_: Any, index: int) -> int:
 
 @pytest.mark.parametrize("place", ["sample", "template"])
 def test_a_fork_that_waits_for_ever_is_replaced_by_an_interpreter(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ForkWatch, "look_s", 0.1)
+    monkeypatch.setattr(ForkWatch, "proof_s", 0.1)
     dataset: Any = Held({}, takes_lock)
     monkeypatch.setitem(dataset.held, "hangs", place == "template")  # until the end of this test
     multiprocessing.util.register_after_fork(dataset, lambda dataset: dataset.held["hangs"] and takes_lock(None, 12))
@@ -242,11 +244,57 @@ def test_a_fork_that_waits_for_ever_is_replaced_by_an_interpreter(place: str, mo
 
 
 def test_without_an_interpreter_in_its_place_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ForkWatch, "look_s", 0.1)
+    monkeypatch.setattr(ForkWatch, "proof_s", 0.1)
     dataset: Any = Held((number for number in range(1)), takes_lock)
     loader = DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
-    with _LOCK, pytest.warns(SwiftLoaderWarning), pytest.raises(WorkerDied, match=r"'forkserver'(.|\n)*can't be sent"):
+    with (
+        _LOCK,
+        pytest.warns(SwiftLoaderWarning),
+        pytest.raises(WorkerDied, match=r"'forkserver'(.|\n)*can't be sent") as hung,
+    ):
         list(loader)
+    assert "'fork'" not in str(hung.value).replace('"', "'"), "one advice"
+
+
+def wait_for_a_lock(limit: float = -1) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire(timeout=limit)
+
+
+def wait_beside(function: Callable[[], object]) -> None:
+    threading.Thread(target=function, daemon=True).start()
+    wait_for_a_lock()
+
+
+@pytest.mark.parametrize(
+    ("does", "hangs"),
+    [
+        (wait_for_a_lock, True),
+        (partial(wait_beside, wait_for_a_lock), True),
+        (partial(wait_for_a_lock, 1e6), False),
+        (partial(time.sleep, 1e6), False),
+        (partial(wait_beside, partial(time.sleep, 1e6)), False),
+        (partial(wait_beside, lambda: sum(iter(int, 1))), False),
+    ],
+    ids=["lock", "locks", "limit", "sleep", "thread that sleeps", "thread that works"],
+)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_only_what_nobody_can_end_counts_as_a_hang(
+    does: Callable[[], object], hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForkWatch, "proof_s", 0.1)
+    process = multiprocessing.get_context("fork").Process(target=does)
+    process.start()
+    try:
+        watch, num_looks, found = ForkWatch(), 0, False
+        while not found and (hangs or num_looks < 20):
+            time.sleep(0.05)
+            found, num_looks = watch.finds(process.pid or 0), num_looks + 1
+        assert found is hangs
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_workers_have_no_descriptors_of_other_loaders() -> None:

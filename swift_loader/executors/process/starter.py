@@ -284,7 +284,7 @@ class Starter(LoopThread):
 
     def _wait_built(self, template: TemplateProcess) -> Built | None:
         """Return a template's report on its dataset; None if it is gone. Raises what building the dataset raised."""
-        began_s, look_s = time.monotonic(), ForkWatch.look_s if self.forks_trainer else None
+        began_s, look_s = time.monotonic(), ForkWatch.new_s if self.forks_trainer else None
         # Torch's builds nothing before its workers do; the others may build the dataset, or try samples of it.
         while not any(template.answer is not None or template.is_gone for _ in self.rounds(look_s)):
             self._check_fork(template, "the template process")
@@ -496,10 +496,12 @@ class Starter(LoopThread):
         if not self.forks_trainer:
             return None
         if time.monotonic() >= self._next_look_s:
-            self._next_look_s = time.monotonic() + ForkWatch.look_s
-            for worker in self._fleet.workers.values():
+            workers = self._fleet.workers.values()
+            is_new = not workers or any(worker.owes_first_answer for worker in workers)
+            self._next_look_s = time.monotonic() + (ForkWatch.new_s if is_new else ForkWatch.look_s)
+            for worker in workers:
                 self._check_fork(worker.process, f"worker {worker.worker_id}")
-        return ForkWatch.look_s
+        return max(0.0, self._next_look_s - time.monotonic())
 
     def note_failure(self, error: BaseException) -> None:
         """Tell the scheduler, once errors aren't raised by `wait_built` or `run` any more."""

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 from typing import NoReturn, Protocol
 
@@ -215,41 +216,50 @@ _PRIVATE = 128
 """FUTEX_PRIVATE_FLAG: no other process can free the lock."""
 
 
+_ALLOCATORS = frozenset({"jemalloc_bg_thd"})
+"""Threads that free nobody's lock, by name. jemalloc, which pyarrow has, starts its own again in each fork."""
+
+
 class ForkWatch:
     """Finds forks of the trainer that wait for ever: a lock of a thread that wasn't forked stays locked in them."""
 
-    look_s = 2.0
-    """How often they are looked at. Two looks show that one hangs."""
+    new_s, look_s = 0.25, 2.0
+    """How often those are looked at that owe their first answer, and the others."""
+    proof_s = 1.0
+    """For how long none of a fork's threads may have run."""
 
     def __init__(self) -> None:
-        self._since_s: dict[int, float] = {}
-        """Since when each process has waited."""
+        self._seen: dict[int, tuple[float, str]] = {}
+        """By process: since when all of its threads have waited, and what shows that they have."""
 
     def finds(self, pid: int) -> bool:
         """Return whether a process hangs. To be called again and again, as the first look never finds it."""
-        if not _waits_for_ever(pid):
-            self._since_s.pop(pid, None)
-            return False
-        now_s = time.monotonic()
-        return now_s - self._since_s.setdefault(pid, now_s) >= 0.9 * self.look_s
+        now_s, waits = time.monotonic(), _waits(pid)
+        if not waits or self._seen.get(pid, (0.0, ""))[1] != waits:
+            self._seen[pid] = now_s, waits
+        return bool(waits) and now_s - self._seen[pid][0] >= self.proof_s
 
 
-def _waits_for_ever(pid: int) -> bool:
-    """Return whether a process waits, without a limit, for a lock that only its own threads can free, and has none.
+def _waits(pid: int) -> str:
+    """Return the threads of a process, how often each has run, and the lock that it waits for without a limit.
 
-    It may have the thread that writes its stacks, which waits for the trainer. False if the kernel doesn't tell.
+    Only the process itself can free those locks. So if it returns the same later, none of the threads has run, and none
+    ever will. The thread that writes the stacks is one of them, and waits for the trainer. Empty if another thread
+    doesn't wait so, or the kernel doesn't tell.
     """
+    threads, num_polling = "", 0
     try:
-        calls = [_system_call(pid, int(thread)) for thread in os.listdir(f"/proc/{pid}/task") if int(thread) != pid]
-        number, _, operation, _, limit = _system_call(pid, pid)
-    except (OSError, ValueError):
-        return False
-    is_alone = len(calls) <= 1 and all(call and call[0] in _POLLS for call in calls)
-    is_private = operation & _PRIVATE != 0 and operation & 15 in _WAITS
-    return is_alone and number == _FUTEX and is_private and not limit
-
-
-def _system_call(pid: int, thread: int) -> list[int]:
-    """Return the number and the first arguments of the system call that a thread is in. Empty if it runs."""
-    with open(f"/proc/{pid}/task/{thread}/syscall", encoding="ascii") as line:
-        return [int(word, 0) for word in line.read().split()[:5] if word != "running"]
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            if (thread / "comm").read_text().strip() in _ALLOCATORS:
+                continue
+            call = (thread / "syscall").read_text()
+            number, _, operation, _, limit = (int(word, 0) for word in call.split()[:5])
+            if number in _POLLS:
+                num_polling += 1
+            elif number != _FUTEX or not operation & _PRIVATE or operation & 15 not in _WAITS or limit:
+                return ""
+            num_runs = [line for line in (thread / "status").read_text().splitlines() if "ctxt_switches" in line]
+            threads += f"{thread.name} {call} {num_runs}"
+    except (OSError, ValueError):  # it runs, or has ended
+        return ""
+    return threads if num_polling <= 1 else ""
