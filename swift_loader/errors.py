@@ -142,6 +142,11 @@ class RemoteTraceback(Exception):
 _Raised = TypeVar("_Raised", bound=BaseException)
 
 
+def set_cause(error: BaseException, cause: BaseException | None) -> None:
+    """Set the cause of an exception of the user's code, whose class may refuse attributes."""
+    BaseException.__dict__["__cause__"].__set__(error, cause)
+
+
 def noted(error: _Raised, place: str) -> _Raised:
     """Return an exception of the user's code with a note of its place, from Python 3.11 on. Our own errors say it.
 

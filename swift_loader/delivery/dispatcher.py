@@ -30,7 +30,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, warn
+from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, set_cause, warn
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
@@ -277,7 +277,7 @@ class Dispatcher:
                     delivery.lease.state = LeaseState.TAKEN
                 if delivery.error is not None and delivery.failures:
                     # All samples failed: the last one's error says more than the worker's traceback.
-                    delivery.error.__cause__ = delivery.failures[-1].exception
+                    set_cause(delivery.error, delivery.failures[-1].exception)
                 self._phase = _Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
                 delivery = Delivery(error=error)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.errors import RemoteTraceback, WorkerError
+from swift_loader.errors import RemoteTraceback, WorkerError, set_cause
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.sample_errors import SampleFailure
@@ -59,7 +59,7 @@ def rebuild_with(failure: Failure, context: str, definitions: Definitions) -> Ex
         error = rebuilt if isinstance(rebuilt, Exception) else None
     if error is None:
         error = WorkerError(f"{context} {failure.type_name}: {failure.message}")
-    error.__cause__ = RemoteTraceback(f"{context}\n\n{failure.traceback}")
+    set_cause(error, RemoteTraceback(f"{context}\n\n{failure.traceback}"))
     return error
 
 

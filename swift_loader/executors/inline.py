@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import RemoteTraceback, noted
+from swift_loader.errors import RemoteTraceback, noted, set_cause
 from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import describe_work, place_of, rebuild, rebuild_sample, task_of
 from swift_loader.executors.process.reader import BatchReader
@@ -141,7 +141,7 @@ class LocalBuilder:
         while last.__cause__ is not None:
             last = last.__cause__
         where = f"{failed.stage.value}{sample}, {describe_work(task.work, self._plan)}"
-        last.__cause__ = RemoteTraceback(f"In {self._who}, {where}{note}")
+        set_cause(last, RemoteTraceback(f"In {self._who}, {where}{note}"))
         return noted(error, place_of(task.work, self._rank, self._worker if self._is_worker else None, failed.index))
 
 

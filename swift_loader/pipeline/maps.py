@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.errors import EncodeError, RemoteTraceback
+from swift_loader.errors import EncodeError, RemoteTraceback, set_cause
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor
 from swift_loader.executors.executor import WorkerExecutor
@@ -72,7 +72,7 @@ class StageExplainer(Explainer):
         error = in_stage_words(rebuild_with(failure, context, definitions))
         if isinstance(error, EncodeError):  # the loader's words are at the end of the traceback
             of_user, _, ours = failure.traceback.partition(_CAUSED)
-            error.__cause__ = RemoteTraceback(f"{context}\n\n{of_user}" if ours else context)
+            set_cause(error, RemoteTraceback(f"{context}\n\n{of_user}" if ours else context))
         return error
 
 

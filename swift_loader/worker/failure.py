@@ -12,6 +12,7 @@ from swift_loader.batch.tree import type_name
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode
+from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 
 _MAX_PICKLED_BYTES = 40 * 1024
@@ -50,13 +51,10 @@ def describe_failure(
     The caller sets generation and sequence, if the failure is that of a task.
     """
     pickled, num_blocks = _try_round_trip(error, definitions)
-    if pickled is None and (shorter := _with_short_texts(error)) is not None:
+    if pickled is None and (shorter := _with_short_texts(error, definitions)) is not None:
         pickled, num_blocks = _try_round_trip(shorter, definitions)
     limit = min(_MAX_TEXT_BYTES, (_MAX_ALL_BYTES - len(pickled or b"")) // 2)
-    try:
-        message = str(error)
-    except Exception as str_error:  # a broken __str__ must not hide the failure itself
-        message = f"<its __str__ raised {type_name(str_error)}>"
+    message = _text(error)
     text = "".join(traceback.format_exception(error)) + note
     return Failure(
         0,
@@ -77,17 +75,28 @@ def _shortened(text: str, limit: int, *, at_end: bool = True) -> str:
     return (data[:limit] if at_end else data[-limit:]).decode("utf-8", "ignore")
 
 
-def _with_short_texts(error: BaseException) -> BaseException | None:
-    """Return an exception of the same type with its long strings cut; None if it has none."""
+def _text(value: object) -> str:
+    """Return what an exception or an argument of one says. A broken `__str__` must not hide the failure itself."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<its __str__ raised {type_name(error)}>"
+
+
+def _with_short_texts(error: BaseException, definitions: Definitions) -> BaseException | None:
+    """Return an exception of the same type with long strings cut, and with texts of what can't be sent. None: same."""
+
+    def cut(value: object) -> object:
+        return _cut(value if _try_encode(value, definitions) is not None else _text(value))
+
     try:
         shorter = copy.copy(error)
-        shorter.args = tuple(_cut(argument) for argument in error.args)
+        shorter.args = tuple(cut(argument) for argument in error.args)
         for name, value in vars(error).items():
-            setattr(shorter, name, [_cut(part) for part in value] if isinstance(value, list) else _cut(value))
-        is_shorter = (shorter.args, vars(shorter)) != (error.args, vars(error))
+            setattr(shorter, name, [cut(part) for part in value] if isinstance(value, list) else cut(value))
     except Exception:  # the exception's class may not support copying or setting attributes
         return None
-    return shorter if is_shorter else None
+    return shorter
 
 
 def _cut(value: object) -> object:
@@ -100,14 +109,22 @@ def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[byt
     """Return the encoded exception and its number of buffers; None and 0 if decoding doesn't give an equal one."""
     if not isinstance(error, Exception):
         return None, 0
+    encoded = _try_encode(error, definitions)
+    if encoded is None or len(encoded.meta) > _MAX_PICKLED_BYTES:
+        return None, 0
     try:
-        arena = Arena(np.empty(0, np.uint8))
-        encoded = encode(error, arena, definitions)
-        memory = np.empty(0, np.uint8)
-        rebuilt = decode(memoryview(encoded.meta), encoded.num_blocks, memory, definitions)
-        same = type(rebuilt) is type(error) and str(rebuilt) == str(error)
+        rebuilt = decode(memoryview(encoded.meta), encoded.num_blocks, np.empty(0, np.uint8), definitions)
     except Exception:  # whatever the reason, the text is sent instead
         return None, 0
-    if not same or arena.used or len(encoded.meta) > _MAX_PICKLED_BYTES:
-        return None, 0
-    return encoded.meta, encoded.num_blocks
+    is_same = type(rebuilt) is type(error) and _text(rebuilt) == _text(error)
+    return (encoded.meta, encoded.num_blocks) if is_same else (None, 0)
+
+
+def _try_encode(value: object, definitions: Definitions) -> Encoded | None:
+    """Return an encoded value; None if it can't be encoded, or not without memory of its own, as a tensor."""
+    arena = Arena(np.empty(0, np.uint8))
+    try:
+        encoded = encode(value, arena, definitions)
+    except Exception:
+        return None
+    return None if arena.used else encoded

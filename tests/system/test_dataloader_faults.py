@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from swift_loader import DataLoader, WorkerDied, WorkerStalled
+from swift_loader import DataLoader, SwiftLoader, WorkerDied, WorkerStalled
 from tests.support.helpers import (
     LIKE_A_FORK,
     exhaustive_unless,
@@ -266,6 +266,39 @@ def test_the_loop_goes_on_after_an_error_of_the_user(workers: str, at: str) -> N
     with pytest.raises(OwnError, match="from the user's code"):
         next(iterator)
     assert numbers(found + list(iterator)) == [n for n in range(NUM_SAMPLES) if n not in range(8, 12)]
+
+
+class Frozen(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no text")
+
+
+ODD: list[Callable[[], Exception]] = [
+    lambda: Frozen("as it is"),
+    lambda: Mute("odd"),
+    lambda: KeyError(torch.tensor(3)),
+    lambda: ValueError("bad", torch.ones(20_000)),
+]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("make_error", ODD, ids=["frozen", "mute", "key", "tensor"])
+def test_an_odd_exception_of_the_user_arrives_as_one(make_error: Callable[[], Exception], num_workers: int) -> None:
+    def fault() -> None:
+        raise make_error()
+
+    with pytest.raises(type(make_error())) as caught:
+        list(make(Faulty(0, fault), num_workers=num_workers))
+    if type(caught.value) is KeyError:
+        assert "tensor(3)" in str(caught.value)
+    planned = SwiftLoader(Faulty, {"at": 0, "fault": fault}, worker_per_consumer=0)
+    with pytest.raises(type(make_error())):
+        list(planned)
 
 
 def test_a_stream_whose_iterator_fails_is_over_where_that_is_a_generator() -> None:
