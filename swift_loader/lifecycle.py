@@ -432,6 +432,8 @@ class Lifecycle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass resume at a saved position, see `SwiftLoader.load_state_dict`."""
         self.check_open()
+        if isinstance(state, Mapping) and not state:
+            return
         self.run.load_state_dict(state)
         self._last = _NOTHING
         self.supersede()
@@ -630,9 +632,11 @@ class EpochIterator(LoopIterator):
         self._source, self._taken = self._session.reopen_pass(), None
 
     def supersede(self) -> None:
-        """End this pass because a newer one has begun."""
-        if self._state is IteratorState.ACTIVE:
-            self._state = IteratorState.SUPERSEDED
+        """End this pass because a newer one has begun. If the loop has all batches, it meets the end."""
+        this = self._this
+        if self._state is IteratorState.ACTIVE and this is not None:
+            has_all = this.num_steps >= this.num_batches
+            self._state = IteratorState.DONE if has_all else IteratorState.SUPERSEDED
 
     def _check_usable(self) -> None:
         """Raise if this pass is over, was superseded or has failed."""

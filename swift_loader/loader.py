@@ -29,6 +29,7 @@ from swift_loader.scheduler.sample_errors import SampleFailure
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Self
 
     from swift_loader.options import RayExecutor
 
@@ -336,15 +337,16 @@ class SwiftLoader(Closing):
         finally:
             self._lifecycle.warn_of_failures()
 
-    def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
-        """Close this loader and return a new one with another `collate_fn`.
+    def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> Self:
+        """Close this loader and return a new one with another `collate_fn`, of the same class.
 
         The new loader hasn't started. Its first pass is the next pass of this loader; after a `break`, that is the next
         epoch. Batches that the old function made ahead of the loop are dropped. An iterator in use raises
         `RuntimeError` at its next batch.
         """
         workers = replace(self._options.workers, collate_fn=check_callable("collate_fn", collate_fn))
-        successor = SwiftLoader.__new__(SwiftLoader)
+        successor = type(self).__new__(type(self))
+        vars(successor).update(vars(self))  # what a subclass has
         options, dataset = replace(self._options, workers=workers), self._lifecycle.dataset
         successor._set_up(options, self._lifecycle.run, dataset)  # noqa: SLF001 - of this class
         self._lifecycle.supersede()
@@ -456,7 +458,7 @@ class SwiftLoader(Closing):
         return self._lifecycle.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state_dict()` was called, with the next pass.
+        """Resume where `state_dict()` was called, with the next pass. An empty dict changes nothing.
 
         `worker_per_consumer`, `nb_consumer` and `batch_size` may differ from those of the saved run. The loader
         delivers the rest of the same permutation, then the following epochs of the same seed. The seed and the window

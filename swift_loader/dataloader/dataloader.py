@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from typing import Any, Literal, TypeVar
@@ -15,11 +16,11 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
-from swift_loader.dataloader.draws import Draws, epoch_of, take_order
+from swift_loader.dataloader.draws import Draws, before_first, epoch_of, take_order
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch, Votes
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
-from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
+from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes
 from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
 from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
@@ -38,7 +39,7 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 """The options that the installed torch knows."""
 
 _OWN = frozenset(
-    ("_workers", "_pool", "_why_no_fork", "_latest", "_prepared", "_iterator", "_votes", "_observer", "_changing")
+    ("_workers", "_pool", "_why_no_fork", "_latest", "_iterator", "_votes", "_observer", "_changing", "_wanted")
 )
 """What belongs to the epochs of one loader, and isn't copied."""
 
@@ -216,16 +217,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._latest: Epoch | None = None
         """The epoch that `state_dict` tells of. Its workers are those of its iterator, which isn't kept here: when the
         loop leaves it, they are free for the next epoch."""
-        self._prepared: LoaderIterator | None = None
-        """An iterator that was made for `state_dict`, and that `iter` returns."""
-        self._iterator: LoaderIterator | None = None  # type: ignore[assignment] # torch has a class of its own
+        self._iterator: LoaderIterator | None = None
         """With persistent workers the only iterator, once there is one."""
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         self._observer = Observer(DATALOADER)
         self._changing = threading.RLock()
-        """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
-        may."""
+        """Held while an epoch begins, and while the number of workers changes. Reentrant, as a signal handler may do
+        that."""
+        self._is_beginning = False
+        """Whether an epoch begins."""
+        self._wanted = deque[int]()
+        """Numbers of workers that `resize` was asked for, and that aren't taken yet. Any thread appends."""
         warm_root(self)
 
     def check_worker_number_rationality(self) -> None:
@@ -245,8 +248,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch. Its workers begin to build batches."""
-        prepared, self._prepared = self._prepared, None
-        iterator = self._begin() if prepared is None else prepared
+        iterator = self._begin()
         if self.persistent_workers:
             self._iterator = iterator  # as torch: programs set it to None to get new workers
         else:
@@ -268,7 +270,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
-        passes_epoch = resume is not None and not resume.draws.is_over and self._passes_epoch
+        passes_epoch = resume is not None and not resume.draws.begins_epoch and self._passes_epoch
         pin_device = options.pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
         if self._iterator is None:
@@ -296,41 +298,61 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             raise RuntimeError(f"resize({number}) needs workers, but num_workers=0; give 1 or more at the beginning")
         self._resize_to(number)
 
-    def _resize_to(self, number: int) -> None:
-        """Change the number of workers as `resize` does, to one that is checked. What the user chooses stays."""
-        with self._changing:
-            if isinstance(number, AutoWorkers) and not isinstance(self.num_workers, AutoWorkers):
-                return  # the user has just chosen a number, on another thread
-            self.num_workers = number
-            if isinstance(self._latest, IndexEpoch) and not options.shows_its_worker(self):
-                self._latest.resize(number)
+    def _resize_to(self, *numbers: int) -> None:
+        """Change the number of workers to this one, which is checked, and to those asked for before.
+
+        If an epoch begins just now, that does it then. What the user chooses stays.
+        """
+        self._wanted += numbers
+        while self._wanted and not self._is_beginning and self._changing.acquire(blocking=False):
+            try:
+                number = self._wanted.popleft() if self._wanted else self.num_workers  # another thread has been here
+                if isinstance(number, AutoWorkers) and not isinstance(self.num_workers, AutoWorkers):
+                    continue  # the user has just chosen a number
+                self.num_workers = number
+                if isinstance(self._latest, IndexEpoch) and not options.shows_its_worker(self):
+                    self._latest.resize(number)
+            finally:
+                self._changing.release()
 
     def _begin_epoch(self, resume: LoaderPosition | None, hangs: ForkHangs | None = None) -> Epoch:
         """Begin an epoch, at a position or afresh. `hangs`: why a fork of this process can't do it."""
-        with self._changing:
-            if hangs is not None and resume is not None:
-                self._leave_forks(hangs)
-                check_resumes(self, resume)  # somebody may have called `resize`
-            number = 0
-            if self._latest is not None:
-                number = self._latest.number + 1
-                if self.persistent_workers and self._iterator is None:
-                    self._latest.shut_down()
-                elif self.persistent_workers:
-                    self._latest.close()  # also if somebody still has its iterator: there is one set of workers
-            if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
-                self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
-            shard = options.shard_of(self)
-            if not self.num_workers:
-                epoch: Epoch = InlineEpoch(self, number, resume, self._observer.metrics, shard)
-            else:
-                if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
-                    self.check_worker_number_rationality()
-                epoch = self._begin_with_workers(number, resume, shard)
-            if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
-                epoch.gate = self._votes = self._votes or Votes()
-            self._latest = epoch
-            return epoch
+        try:
+            with self._changing:
+                self._is_beginning = True
+                return self._epoch_at(resume, hangs)
+        finally:
+            self._is_beginning = False
+            self._resize_to()
+
+    def _epoch_at(self, resume: LoaderPosition | None, hangs: ForkHangs | None) -> Epoch:
+        if hangs is not None and resume is not None:
+            self._leave_forks(hangs)
+            check_resumes(self, resume)  # somebody may have called `resize`
+        number = 0
+        if self._latest is not None:
+            number = self._latest.number + 1
+            if self.persistent_workers and self._iterator is None:
+                self._latest.shut_down()
+            elif self.persistent_workers:
+                self._latest.close()  # also if somebody still has its iterator: there is one set of workers
+        if (
+            resume is not None
+            and not resume.draws.begins_epoch
+            and resume.draws.dataset_epoch != epoch_of(self.dataset)
+        ):
+            self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
+        shard = options.shard_of(self)
+        if not self.num_workers:
+            epoch: Epoch = InlineEpoch(self, number, resume, self._observer.metrics, shard)
+        else:
+            if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
+                self.check_worker_number_rationality()
+            epoch = self._begin_with_workers(number, resume, shard)
+        if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
+            epoch.gate = self._votes = self._votes or Votes()
+        self._latest = epoch
+        return epoch
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None) -> Epoch:
         base_seed, carried = None, None
@@ -430,16 +452,22 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return where the loop is, as plain types, for a [resume](dataloader.md#resume). Call it at any time.
 
         It counts the batches that the loop got. `state["epoch"]` is the epoch in which a resume begins; each iteration
-        over the loader is an epoch, from 0. Before the first epoch, it begins that epoch, because its seed is part of
-        the state.
+        over the loader is an epoch, from 0. It draws nothing and starts nothing. So before the first epoch, the order
+        of that epoch is in the state only with a `seed` or a `generator`.
         """
         if self._loaded is not None:
             position = self._loaded
-        else:
-            if self._latest is None:
-                self._prepared = self._begin()
-            assert self._latest is not None, "an epoch has begun"
+        elif self._latest is not None:
             position = self._latest.position()
+        else:
+            is_stream, workers = (
+                isinstance(self.dataset, IterableDataset),
+                (WorkerSnapshot(),) * max(1, self.num_workers),
+            )
+            length = self._IterableDataset_len_called
+            position = LoaderPosition(
+                before_first(self), is_stream, int(self.num_workers), 0, workers=workers, length_called=length
+            )
         batching = {**batching_of(self), "seed": self._order_seed}
         return {**position.to_dict(), "epoch": position.draws.next_epoch, "batching": batching}
 
@@ -454,16 +482,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: The state isn't a dict.
             StateMismatch: It isn't a state of this class, or this loader can't continue there. Nothing has changed.
         """
-        loaded = None
-        if state:
-            loaded = LoaderPosition.from_dict(state)
-            check_resumes(self, loaded, state.get("batching"))
-            take_order(self, loaded.draws, state.get("batching"))
+        if isinstance(state, Mapping) and not state:
+            return
+        loaded = LoaderPosition.from_dict(state)
+        check_resumes(self, loaded, state.get("batching"))
+        take_order(self, loaded.draws, state.get("batching"))
         self._passes_epoch = options.lightning_begins_an_epoch()
         self._loaded = loaded
         if self._latest is not None and self._latest.workers is not None:
             self._workers = None  # they are its iterator's, which may go on
-        self._latest = self._prepared = self._iterator = None
+        self._latest = self._iterator = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(facts_of(self).values())}>"

@@ -75,7 +75,7 @@ class Draws:
         self._state_at_first: torch.Tensor | None = None
         """With a seed, the generator's state at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
-        self._source = SamplerSource(loader)
+        self._source, self._has_batches = SamplerSource(loader), loader._auto_collation  # noqa: SLF001
         self._own = self._source.generators
         self._sampler_epochs: list[int] | None = None
         """Known once something is drawn, since frameworks call `set_epoch` between `iter` and the first batch."""
@@ -96,14 +96,14 @@ class Draws:
         if state is not None and len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
                 generator.set_state(as_torch(packed))
-        if state is not None and not state.is_over:
+        if state is not None and not state.begins_epoch:
             self.begun = state
             """Where it began, or where it continues."""
             self._continue(state)
             return
         if state is not None:
-            epoch = state.epoch + 1
-            if state.draws_again:
+            epoch = state.next_epoch
+            if state.of_sampler is not None and (state.draws_again or not state.is_over):
                 self._source.sampler.load_state_dict(state.of_sampler)
             elif state.sampler_state is not None:
                 self._source.iterate(state.sampler_state)
@@ -113,7 +113,7 @@ class Draws:
         """Begin afresh, with the same draws as torch. Return where that is."""
         if self.seed is not None:
             self._generator.manual_seed(derive_key(self.seed, Purpose.GENERATOR.value, epoch))
-        own, draws_seed = self._pack_own(), base_seed is None
+        own, draws_seed = self._source.pack_generators(), base_seed is None
         before = states_of(_GENERATORS) if self._source.may_draw else None
         self._start = self._source.state_of_sampler()
         self._iterator = self._source.iterate()
@@ -121,7 +121,7 @@ class Draws:
         if before is not None:
             self._used = {name: before[name] for name in _changed_since(before)}
         base_seed = self._draw_base_seed() if base_seed is None else base_seed
-        if begins_twice := has_workers and draws_seed and not is_stateful(self._source.sampler):
+        if begins_twice := has_workers and draws_seed and not self._source.is_stateful:
             self._iterator = self._source.iterate()  # as torch: a sampler may draw when it is iterated
         if self.seed is not None:
             self._state_at_first = self._generator.get_state()
@@ -169,9 +169,6 @@ class Draws:
             self._replayed = states_of(self._used)
         return iterator if first is _NOTHING else chain((first,), iterator)
 
-    def _pack_own(self) -> list[str]:
-        return [pack_states({"torch": generator.get_state()})["torch"] for generator in self._own]
-
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
         if self._replayed:
@@ -181,13 +178,15 @@ class Draws:
         if self._state_at_first is not None:
             self._generator.set_state(self._state_at_first)
             self._state_at_first = None
-        indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
+        indices: Any = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
         self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
         if self._untold is not None and indices is not _NOTHING:
             (began, seeded), self._untold = self._untold, None
             self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
         if indices is _NOTHING:
             return None
+        if self._has_batches and not hasattr(indices, "__len__"):  # `map`, `islice` or a generator
+            indices = list(indices)
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self._draws_again = self._draws_again or (self._start is not None and self._source.has_stayed)
         self.num_drawn += 1
@@ -228,7 +227,7 @@ class Draws:
             num_drawn=num_drawn,
             of_sampler=of_sampler,
             of_iterator=of_iterator,
-            generators=self._pack_own() if is_over else self.begun.generators,
+            generators=self._source.pack_generators() if is_over else self.begun.generators,
             global_states={} if is_over or not (sampler_state is None or self._draws_again) else pack_states(used),
             draws_again=self._draws_again,
             is_begun=self._untold is None,
@@ -236,6 +235,14 @@ class Draws:
             dataset_epoch=epoch_of(self._dataset),
             is_over=is_over,
         )
+
+
+def before_first(loader: DataLoader[Any]) -> DrawsState:
+    """Return how to draw the first epoch of a loader that has begun none."""
+    source = SamplerSource(loader)
+    of_sampler, _ = source.state_of_sampler() or (None, None)
+    epochs, own, of_dataset = source.epochs, source.pack_generators(), epoch_of(loader.dataset)
+    return DrawsState(None, 0, of_sampler=of_sampler, generators=own, sampler_epochs=epochs, dataset_epoch=of_dataset)
 
 
 # The global generators ------------------------------------------------------------------------------------------
@@ -286,6 +293,7 @@ class SamplerSource:
         self.sampler: Any = loader.sampler if batches is None else batches
         if self._batches is not None:
             self.sampler = self._batches.sampler
+        self.is_stateful = is_stateful(self.sampler)
         self.samplers = chain_of(loader.sampler, loader.batch_sampler)
         """All samplers that take part, outermost first."""
         found = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
@@ -299,8 +307,8 @@ class SamplerSource:
         self.has_stayed = False
         """Whether a draw has left all states as they were. Then they don't tell the place."""
         self.is_stream = isinstance(loader.dataset, IterableDataset)
-        draws_nothing = self.is_stream or isinstance(self.sampler, (SequentialSampler, ResumableSampler))
-        self.may_draw = not draws_nothing
+        draws_nothing = type(self.sampler) is SequentialSampler or isinstance(self.sampler, ResumableSampler)
+        self.may_draw = not (self.is_stream or draws_nothing)
         """Whether iterating may draw from the global generators."""
 
     def iterate(self, state: SamplerState | None = None, epochs: Sequence[int] = ()) -> Iterator[Any]:
@@ -319,11 +327,12 @@ class SamplerSource:
                     sampler.set_epoch(epoch)
         if self._batches is None:
             return self._begin_iterator()
-        arrays = None if is_stateful(self.sampler) else batched_arrays(self.sampler, self._batches)
+        arrays = None if self.is_stateful else batched_arrays(self.sampler, self._batches)
         return self._batched(self._batches) if arrays is None else arrays
 
     def _begin_iterator(self) -> Iterator[Any]:
         self._iterator, self._last_state = iter(self.sampler), self.state_of_sampler()
+        self._saves_iterator = is_stateful(self._iterator)
         if self._iterator_state is not None:
             self._iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
@@ -337,9 +346,13 @@ class SamplerSource:
                 return
             yield batch
 
+    def pack_generators(self) -> list[str]:
+        """Return the present states of the generators of the loader and the samplers."""
+        return [pack_states({"torch": generator.get_state()})["torch"] for generator in self.generators]
+
     def state_of_sampler(self) -> SamplerState | None:
         """Return a copy of the present state of the sampler alone; None if it has none."""
-        if not is_stateful(self.sampler):
+        if not self.is_stateful:
             return None
         state = self.sampler.state_dict()  # what one of ours returns doesn't change, and may name 100,000 rows
         return (state if isinstance(self.sampler, ResumableSampler) else deepcopy(state)), None
@@ -349,7 +362,7 @@ class SamplerSource:
         if self._iterator is None:  # of torch's own samplers
             return None
         state = self.state_of_sampler()
-        if self._iterator is not self.sampler and is_stateful(self._iterator):
+        if self._iterator is not self.sampler and self._saves_iterator:
             state = None if state is None else state[0], deepcopy(self._iterator.state_dict())
         self.has_stayed = self.has_stayed or (state is not None and are_equal(state, self._last_state))
         self._last_state = state
@@ -403,7 +416,7 @@ def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     """
     saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, SamplerSource(loader)
     seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
-    if given not in (None, seed) and not (seed is None and state.is_over):
+    if given not in (None, seed) and not (seed is None and state.begins_epoch):
         raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give seed={seed}")
     brought = loader._brought  # noqa: SLF001
     own = None if loader.generator is brought else loader.generator

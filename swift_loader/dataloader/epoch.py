@@ -4,13 +4,18 @@ iterator over one.
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import dataloader as torch_iterators
 
 from swift_loader.dataloader.draws import Draws, num_early_draws
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
@@ -26,6 +31,7 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
+from swift_loader.worker.seeding import preserved_generators
 
 
 class Gate:
@@ -60,7 +66,7 @@ class Epoch:
         self.length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         """What `len` of the stream returned, if the user has asked the loader for its length."""
         self.draws = draws
-        self._resumed = None if resume is None or resume.draws.is_over else resume
+        self._resumed = None if resume is None or resume.draws.begins_epoch else resume
         """Where it continues. None: it begins afresh."""
         self._num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
         self._num_votes = 0
@@ -357,7 +363,10 @@ class StreamEpoch(Epoch):
         return self._at(self._num_yielded, None, last_worker=last_worker, workers=workers)
 
 
-class LoaderIterator(LoopIterator):
+class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
+    LoopIterator,
+    torch_iterators._BaseDataLoaderIter,  # noqa: SLF001 - libraries look for it
+):
     """Yields the batches of one epoch. When nobody refers to it any more, the workers are free.
 
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
@@ -367,6 +376,13 @@ class LoaderIterator(LoopIterator):
         """Begin with an epoch. The arguments are those of `restart`."""
         super().__init__(Turn())
         self.restart(loader, epoch, pin_device, passes_epoch=passes_epoch)
+        changed: Any = torch_iterators._BaseDataLoaderIter.__init__  # noqa: SLF001
+        if getattr(changed, "__globals__", None) is not vars(torch_iterators):  # by a library, as SpeechBrain does
+            before = None if loader.generator is None else loader.generator.get_state()
+            with preserved_generators():  # torch's part of it draws a seed
+                changed(self, loader)
+            if loader.generator is not None and before is not None:
+                loader.generator.set_state(before)
 
     def restart(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
         """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
@@ -374,7 +390,7 @@ class LoaderIterator(LoopIterator):
         `pin_device` None: don't pin. `passes_epoch`: the loop has left this epoch, so the first batch is that of
         the next one.
         """
-        self._epoch = epoch
+        self._epoch, self._taken = epoch, None
         self._is_begun = False
         """Whether a batch was asked for."""
         self._loader: Any = weakref.ref(loader)
@@ -388,12 +404,27 @@ class LoaderIterator(LoopIterator):
         self._dataset_name = str(type(loader.dataset).__name__)
         self._has_workers = bool(loader.num_workers)
         self._pin_device = pin_device
-        self._num_yielded = 0
+        self._num_yielded = self._num_left_out = 0
         self._bar = None  # of `ShownIterator`
         self._interrupt: BaseException | None = None
         """What may have lost a batch."""
 
     def _advance(self) -> Delivery:
+        delivery = self._taken  # there if a warning or an interrupt came before it was handed out
+        if delivery is None:
+            delivery = self._take()
+        if self._pin_device is not None:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            try:
+                delivery.batch = pin_memory(delivery.batch, self._pin_device)
+            except Exception as error:
+                if not is_interrupt(error):
+                    self._taken = None  # the error is in its place
+                raise
+        return delivery
+
+    def _take(self) -> Delivery:
         if not self._epoch.is_whole:
             raise lost_batch() from self._interrupt
         if self._hangs is not None:
@@ -405,6 +436,8 @@ class LoaderIterator(LoopIterator):
             recorded = torch.autograd.profiler.record_function("enumerate(DataLoader)#LoaderIterator.__next__")
             recorded.__enter__()
         try:
+            if self._num_left_out:
+                self._leave_out(loader)
             delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
         except StopIteration:
             if loader is not None:
@@ -415,20 +448,17 @@ class LoaderIterator(LoopIterator):
         finally:
             if recorded is not None:
                 recorded.__exit__(None, None, None)
-        self._num_yielded += 1
-        if (length := self._epoch.length_called) is not None and self._num_yielded > length:
-            self._warn_of_length(length)
-        if self._pin_device is not None:
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            delivery.batch = pin_memory(delivery.batch, self._pin_device)
         self._epoch.is_whole = True
+        self._num_yielded += 1
+        if (length := self._epoch.length_called) is not None and self._num_yielded == length + 1:
+            self._warn_of_length(length)
         return delivery
 
     def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:
-        if delivery is not None or self._taken is not None:  # it counts as delivered, and nobody gets it
-            self._taken, self._epoch.is_whole = None, False
-        if self._interrupt is None and not self._epoch.is_whole:
+        self._taken = delivery or self._taken
+        if self._taken is not None:
+            self._epoch.is_whole = True
+        elif self._interrupt is None and not self._epoch.is_whole:
             self._interrupt = error
 
     def _replace_forks(self, loader: Any, error: ForkHangs) -> Delivery:
@@ -446,6 +476,20 @@ class LoaderIterator(LoopIterator):
             self._continue_with(loader, None if self._passes_epoch else self._epoch.position())
         self._is_begun = True
         return self._epoch.next()
+
+    def _leave_out(self, loader: Any) -> None:
+        """Continue behind the batches that `_sampler_iter` has left out. With torch, they aren't built either."""
+        number, self._num_left_out = self._num_left_out, 0
+        position = self._epoch.position()
+        draws = position.draws
+        if position.is_stream:  # with torch, its samples don't depend on what is drawn
+            return
+        if loader is None or draws.sampler_state is not None:  # only drawing tells the state behind them
+            for _ in range(number):
+                self._epoch.next()
+            return
+        draws = replace(draws, num_drawn=draws.num_drawn + number)
+        self._continue_with(loader, replace(position, draws=draws, num_yielded=position.num_yielded + number))
 
     def _continue_with(self, loader: Any, *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()
@@ -475,20 +519,42 @@ class LoaderIterator(LoopIterator):
         """End the workers, as programs do it with torch's iterators. The next epoch gets new ones."""
         self._epoch.shut_down()
 
-    def __len__(self) -> int:
-        return len(self._index_sampler)
+    @property
+    def _index_queues(self) -> list[Handle]:
+        """One for each worker: programs count torch's so."""
+        return self._workers
+
+    @property
+    def _sampler_iter(self) -> Iterator[None]:
+        """Each `next` of it leaves out a batch, as with torch's."""
+        length = math.inf
+        with suppress(Exception):  # a stream has none, nor may a sampler of the user's
+            length = len(self)
+        while self._epoch._num_yielded + self._num_left_out < length:  # noqa: SLF001 - of this module
+            self._num_left_out += 1
+            yield
+
+    @_sampler_iter.setter
+    def _sampler_iter(self, _: object) -> None:
+        """Keep ours: torch's `__init__` sets it."""
+
+    def _next_data(self) -> Any:
+        return next(self)
 
     def __repr__(self) -> str:
         return f"<LoaderIterator: {self._epoch.describe()}>"
 
-    def __del__(self) -> None:  # no weakref.finalize: that would keep the epoch, whose error may refer to this iterator
-        self._epoch.close()
+    # No weakref.finalize: that would keep the epoch, whose error may refer to this iterator. At exit, the names of
+    # modules may be gone, and the workers end anyway.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            self._epoch.close()
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} can't be pickled; pickle the loader")
 
 
-class ShownLoaderIterator(ShownIterator, LoaderIterator):
+class ShownLoaderIterator(ShownIterator, LoaderIterator):  # type: ignore[misc]
     """The same with a bar."""
 
     def _place(self) -> tuple[int, int, int | None, int]:

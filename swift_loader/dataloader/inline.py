@@ -29,7 +29,7 @@ from swift_loader.scheduler.delivery import Delivery
 from swift_loader.transport.task import Task
 from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import KeyedSamples
+from swift_loader.worker.fetch import SAVES_NONE, KeyedSamples
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
 
@@ -60,13 +60,16 @@ class InlineEpoch(Epoch):
         saved = WorkerSnapshot()
         given: Any = loader.dataset
         self._dataset = given
-        begins_epoch = resume is None or resume.draws.is_over
+        self._saves = bool(getattr(loader, "snapshot_every_n_steps", 1))
+        begins_epoch = resume is None or resume.draws.begins_epoch
         if resume is not None:
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
         if begins_epoch and stream.is_huggingface(given):
             stream.forget_state(given)
         elif saved.dataset_state is not None and stream.is_stateful(given) and (begins_epoch or shard is None):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
+            if begins_epoch and saved.has_ended:
+                stream.settle(given, iter(given), saved.dataset_state)
         super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
@@ -114,6 +117,8 @@ class InlineEpoch(Epoch):
             assert drawn is not None, "a stream's sampler is endless"
             self._fetcher.fetch(drawn.keys)
         self._fetcher.ended = saved.has_ended
+        if saved.has_ended and saved.dataset_state is not None:
+            stream.settle(self._dataset, self._fetcher.dataset_iter, saved.dataset_state)
 
     def _fetch(self, drawn: Drawn) -> Any:
         """Return a batch. Unless a fetcher of torch's builds it, it leaves the program's generators as they were."""
@@ -185,15 +190,21 @@ class InlineEpoch(Epoch):
 
     def _snapshot(self) -> WorkerSnapshot:
         dataset: Any = self._dataset
-        if not self._is_stream:
-            return WorkerSnapshot(dataset.state_dict() if stream.is_stateful(dataset) else None)
         if self._unused is not None:
             return self._unused
-        if (shared := self._samples) is not None:
-            return replace(WorkerSnapshot.of(shared.snapshot()), next_batch=shared.turn)
-        iterator = self._fetcher.dataset_iter
-        return WorkerSnapshot(
-            dataset.state_dict() if stream.has_exact_state(dataset) and iterator is not dataset else None,
-            iterator.state_dict() if stream.has_exact_state(iterator) else None,
-            self._fetcher.ended,
-        )
+        shared = self._samples if self._is_stream else None
+        if not self._saves:
+            return WorkerSnapshot(next_batch=None if shared is None else shared.turn)
+        try:
+            if not self._is_stream:
+                return WorkerSnapshot(dataset.state_dict() if stream.is_stateful(dataset) else None)
+            if shared is not None:
+                return replace(WorkerSnapshot.of(shared.snapshot()), next_batch=shared.turn)
+            iterator = self._fetcher.dataset_iter
+            return WorkerSnapshot(
+                dataset.state_dict() if stream.has_exact_state(dataset) and iterator is not dataset else None,
+                iterator.state_dict() if stream.has_exact_state(iterator) else None,
+                self._fetcher.ended,
+            )
+        except Exception as error:
+            raise noted(error, SAVES_NONE)  # noqa: B904 - the user's own

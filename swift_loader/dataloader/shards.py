@@ -34,9 +34,9 @@ class Shards:
         self._carried = carried or {}
         if resume is not None and loader.persistent_workers:
             self._carried = {number: one.resume(anew=True) for number, one in enumerate(saved) if one.has_state}
-        if resume is not None and (loader.persistent_workers or not resume.draws.is_over):
-            self.resume = {number: one.resume(anew=resume.draws.is_over) for number, one in enumerate(saved)}
-        begins = resume is None or resume.draws.is_over
+        begins = resume is None or resume.draws.begins_epoch
+        if resume is not None and (loader.persistent_workers or not begins):
+            self.resume = {number: one.resume(anew=begins) for number, one in enumerate(saved)}
         self._begun = [WorkerSnapshot()] * loader.num_workers if begins else saved
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came. Unpacked when somebody asks."""
@@ -85,7 +85,7 @@ class SharedShards:
 
     def __init__(self, num_workers: int, resume: LoaderPosition | None, *, is_persistent: bool) -> None:
         """Begin with fresh datasets, or where `resume` says."""
-        self._resumed = None if resume is None or resume.draws.is_over else resume
+        self._resumed = None if resume is None or resume.draws.begins_epoch else resume
         first = 0 if self._resumed is None else self._resumed.next_batch
         if first is not None:
             self.next_batches = [first + number for number in range(num_workers)]

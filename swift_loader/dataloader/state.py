@@ -14,7 +14,9 @@ underscore in front.
         _main_snapshot              the draws, see `DrawsState`
         _worker_snapshots           by worker: the state of its dataset or of the iterator over it
 
-Each field of a record says where it stands in the state, and what it must be.
+Each field of a record says where it stands in the state, and what it must be. All fields are always there, because
+torch.distributed.checkpoint loads only what the state of a new loader has. What has other keys in each state is in a
+tuple: it takes a dict apart, but not a tuple.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from swift_loader.worker.torch_worker import Resume, Snapshot
 SamplerState = tuple[Any, Any]
 """The states of a sampler and of its iterator. None: this one has none."""
 
-VERSION = 1
+VERSION = 2
+"""Version 1 had no tuples."""
 
 _MAX_INTEGER = 2**63 - 1
 
@@ -77,12 +80,23 @@ _COUNT, _SEED = integer(0, _MAX_INTEGER), integer(-_MAX_INTEGER - 1, _MAX_INTEGE
 _FLAG = Form("True or False", _read_flag)
 _GENERATORS = several(Form("the state of a generator", _read_generator))
 _STATES = Form("states of global generators", _read_states)
-_MAIN = "_snapshot._main_snapshot."
+_MAIN, _WORKERS = "_snapshot._main_snapshot.", "_snapshot._worker_snapshots"
 
 
-def _at(path: str, form: Form, **default: Any) -> Any:
-    """Declare a field of a record that stands at `path` in the state."""
-    return dataclasses.field(metadata={"path": path, "form": form}, **default)
+def _tuple_of(form: Form) -> Form:
+    """Return the form of a tuple with one such value. JSON makes a list of it."""
+
+    def read(value: Any) -> Any:
+        (inner,) = value if isinstance(value, (tuple, list)) else ()
+        return form.read(inner)
+
+    return Form(f"a tuple of {form.what}", read)
+
+
+def _at(path: str, form: Form, *, in_tuple: bool = False, **default: Any) -> Any:
+    """Declare a field of a record that stands at `path` in the state. `in_tuple`: as the only element of a tuple."""
+    place = {"path": path, "form": _tuple_of(form) if in_tuple else form, "in_tuple": in_tuple}
+    return dataclasses.field(metadata=place, **default)
 
 
 _Record = TypeVar("_Record")
@@ -103,7 +117,8 @@ def _write(record: Any, state: dict[str, Any]) -> None:
             inner = state
             for folder in folders:
                 inner = inner.setdefault(folder, {})
-            inner[name] = getattr(record, field.name)
+            value = getattr(record, field.name)
+            inner[name] = (value,) if field.metadata["in_tuple"] else value
 
 
 # The records ----------------------------------------------------------------------------------------------------------
@@ -113,18 +128,19 @@ def _write(record: Any, state: dict[str, Any]) -> None:
 class DrawsState:
     """How to draw the rest of an epoch again."""
 
-    base_seed: int = _at(f"{_MAIN}_base_seed", _SEED)
+    base_seed: Any = _at(f"{_MAIN}_base_seed", optional(_SEED))
+    """An integer. None: no epoch has begun, and the first one draws it."""
     epoch: int = _at(f"{_MAIN}epoch", _COUNT)
     num_drawn: int = _at(f"{_MAIN}_sampler_iter_yielded", _COUNT, default=0)
-    of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY, default=None)
+    of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY, in_tuple=True, default=None)
     """The state of the sampler; None if it has none."""
     draws_again: bool = _at(f"{_MAIN}draws_again", _FLAG, default=False)
     """Whether `of_sampler` is as the epoch began, because it doesn't tell the place."""
-    of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY, default=None)
+    of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY, in_tuple=True, default=None)
     """The state of the sampler's iterator; None if it has none."""
     generators: list[str] = _at(f"{_MAIN}generators", _GENERATORS, default_factory=list)
     """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
-    global_states: dict[str, Any] = _at(f"{_MAIN}global_states", _STATES, default_factory=dict)
+    global_states: dict[str, Any] = _at(f"{_MAIN}global_states", _STATES, in_tuple=True, default_factory=dict)
     """States of the global generators when the epoch began, of those that the sampler has drawn from."""
     is_begun: bool = _at(f"{_MAIN}is_begun", _FLAG, default=False)
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
@@ -138,6 +154,11 @@ class DrawsState:
     """What `set_epoch` has set on the dataset. None: it has no epoch."""
     is_over: bool = _at("_iterator_finished", _FLAG, default=False)
     """Whether the epoch is over, so that the next one begins."""
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether an epoch begins here: the one before is over, or there was none."""
+        return self.is_over or self.base_seed is None
 
     @property
     def next_epoch(self) -> int:
@@ -182,8 +203,10 @@ class WorkerSnapshot:
         """Return where a worker's dataset continues, for `Dispatcher.begin`. `anew`: it is the end of an epoch."""
         if not self.has_state:
             return Resume(None, 0 if anew else self.num_batches).pack()
-        num_batches, has_ended = self.num_batches - self.num_since, self.has_ended and not anew
-        taken = Snapshot(num_batches, has_ended, self.iterator_state, self.dataset_state, num_to_skip=self.num_to_skip)
+        num_batches = self.num_batches - self.num_since
+        taken = Snapshot(
+            num_batches, self.has_ended, self.iterator_state, self.dataset_state, num_to_skip=self.num_to_skip
+        )
         return Resume(taken.pack(), 0 if anew else self.num_since, begins_anew=anew).pack()
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
@@ -232,13 +255,10 @@ class LoaderPosition:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state. Nothing in it changes later."""
-        snapshots = [one.pack(is_stream=self.is_stream) for one in self.workers]
         state: dict[str, Any] = {"version": VERSION, "_steps_since_snapshot": 0}
         _write(self, state)
         _write(self.draws, state)
-        state["_snapshot"]["_worker_snapshots"] = {f"worker_{number}": one for number, one in enumerate(snapshots)}
-        if not self.num_workers:
-            state |= {name: snapshots[0][name] for name in ("fetcher_state", "dataset_state")}
+        state["_snapshot"]["_worker_snapshots"] = tuple(one.pack(is_stream=self.is_stream) for one in self.workers)
         return deepcopy(state)
 
     @classmethod
@@ -251,14 +271,13 @@ class LoaderPosition:
             kinds = {"position": "a SwiftLoader", "place": "a pipeline"}
             of = [kind for name, kind in kinds.items() if name in state] or ["another class"]
             raise StateMismatch(f"the state is of {of[0]}; pass what the state_dict() of a DataLoader returned")
-        check_version(state, VERSION, "swift_loader.DataLoader")
+        is_old = isinstance(state, Mapping) and state.get("version") == 1
+        check_version(state, 1 if is_old else VERSION, "swift_loader.DataLoader")
         checked_fields(state, {"_steps_since_snapshot": integer(0, 0)})
         state = deepcopy(dict(state))
-        if isinstance(draws := field_of(state, _MAIN[:-1]), dict):
-            draws.setdefault("draws_again", False)  # version 0.2 took each state for a place
-        workers = field_of(state, "_snapshot._worker_snapshots")
-        num_packed = len(workers) if isinstance(workers, Mapping) else 1
-        packed = [field_of(workers, f"worker_{number}") for number in range(num_packed)]
+        if is_old:
+            _upgrade(state)  # type: ignore[arg-type] # a dict
+        packed = checked_fields(state, {_WORKERS: several(_ANY)})[_WORKERS]
         is_stream = any(field_of(one, "fetcher_state") is not None for one in packed)
         where = "_snapshot._worker_snapshots.worker_"
         if not is_stream:
@@ -285,6 +304,16 @@ class LoaderPosition:
         return position
 
 
+def _upgrade(state: dict[str, Any]) -> None:
+    """Make a state of version 1 one of this version."""
+    workers, draws = field_of(state, _WORKERS), field_of(state, _MAIN[:-1])
+    num_workers = len(workers) if isinstance(workers, Mapping) else 1
+    state["_snapshot"]["_worker_snapshots"] = [field_of(workers, f"worker_{number}") for number in range(num_workers)]
+    for name in ("_index_sampler_state", "_sampler_iter_state", "global_states"):
+        draws[name] = (field_of(draws, name),)
+    draws.setdefault("draws_again", False)  # each state was taken for a place
+
+
 # Whether a loader can continue there ----------------------------------------------------------------------------------
 
 _TORCHS = RandomSampler.__module__
@@ -293,7 +322,7 @@ _TORCHS = RandomSampler.__module__
 
 def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return what the loader's batches depend on, as plain types."""
-    facts: dict[str, Any] = {"batch_size": loader.batch_size}
+    facts: dict[str, Any] = {"batch_size": loader.batch_size, "sampler": None, "num_samples": None}
     sampler = loader.sampler
     is_torchs = isinstance(sampler, (RandomSampler, SequentialSampler)) and type(sampler).__module__ == _TORCHS
     if is_torchs and not isinstance(loader.dataset, IterableDataset):
@@ -307,7 +336,7 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
     The position of a sampler, or in a stream that the loader shares out, suits any number of workers; that in another
     stream only the same. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
     """
-    if position.draws.is_over or not position.num_yielded:
+    if position.draws.begins_epoch or not position.num_yielded:
         return
     shard = shard_of(loader)
     num_sharing, is_stream = 0 if shard is None else shard.world_size, isinstance(loader.dataset, IterableDataset)
@@ -333,7 +362,8 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
     here, saved = batching_of(loader), batching if isinstance(batching, Mapping) else {}
     counts_batches = not is_stream or num_sharing or not all(one.has_state for one in position.workers)
     for name in here:
-        if saved.get(name, here[name]) != here[name] and (counts_batches or name != "batch_size"):
+        is_known = name == "batch_size" or None not in (saved.get(name), here[name])  # else a sampler isn't torch's
+        if is_known and saved.get(name, here[name]) != here[name] and (counts_batches or name != "batch_size"):
             raise StateMismatch(
                 f"the state was saved with {name}={saved[name]!r} in the middle of an epoch, but this loader has "
                 f"{name}={here[name]!r}. The state counts batches, which are others here. Give the former one, or "

@@ -108,6 +108,8 @@ class Dispatcher:
         without the lock: at worst it sees the error one step later."""
         self._to_do: deque[Action] = deque()
         """Decided, but not carried out yet: an interrupt may come in between. Guarded by `dispatch_lock`."""
+        self._unsent: OSError | None = None
+        """Why the first of them wasn't sent. The next `act` tries again. Guarded by `dispatch_lock`."""
         self._of_stalls: list[str | BaseException] = []
         """Warnings of workers that hang, and errors that end the wait of the loop's thread. Guarded by
         `dispatch_lock`."""
@@ -248,9 +250,10 @@ class Dispatcher:
         If the source of work has ended, so that there is no batch to wait for, the delivery says so.
 
         Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
-        what the user's code raised. So any exception that is raised comes from a signal handler, or from a filter that
-        makes a warning an error while no batch is taken, and says nothing about the batch. If it interrupted something
-        that can't be repeated, there are no more batches afterwards.
+        what the user's code raised. So any exception that is raised comes from a signal handler, from a filter that
+        makes a warning an error while no batch is taken, or from the kernel, which didn't take a task: the next call
+        sends it again. It says nothing about the batch. If it interrupted something that can't be repeated, there are
+        no more batches afterwards.
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """
@@ -305,6 +308,8 @@ class Dispatcher:
         delivery = None if did_lead else self.act(takes=takes)  # the threads may have received it until now
         while delivery is None:
             self._phase = _Phase.WAITING
+            if self._unsent is not None:  # there may be nothing to wait for
+                raise self._unsent
             self._receive_or_judge(inbox)
             self._phase = _Phase.TAKING
             delivery = self.act(takes=takes)
@@ -404,16 +409,19 @@ class Dispatcher:
                 elif takes is not None:
                     delivery = self._scheduler.ledger.next_deliverable() or self._end()
                 to_do += self._scheduler.decide(time.monotonic())
+            self._unsent = None
             while to_do:
                 action = to_do[0]
                 if isinstance(action, Send):  # nearly all are
                     to_do.popleft()
                     try:
                         garbage += self._executor.carry_out(action)
-                    except OSError as error:
-                        if not is_interrupt(error):  # nothing was sent
-                            to_do.appendleft(action)
-                        raise
+                    except OSError as error:  # the kernel has no memory for it just now, for example
+                        if is_interrupt(error):
+                            raise
+                        to_do.appendleft(action)
+                        self._unsent = error
+                        break
                 elif isinstance(action, _REPEATABLE):
                     garbage += self._carry_out(action)
                     to_do.popleft()

@@ -75,6 +75,8 @@ class SampleErrors:
         self._first: SampleFailure | None = None
         self._by_type: Counter[str] = Counter()
         """Failures of the current pass, by the exception's type."""
+        self._noted: Sequence[SampleFailure] = ()
+        """Those of the last batch. An interrupt may come before the loop gets it, and it is noted again then."""
 
     @property
     def kept(self) -> list[SampleFailure]:
@@ -93,10 +95,12 @@ class SampleErrors:
 
         Raises `TooManyErrors` if the pass now has more than `max_errors` allows.
         """
-        for failure in failures:
-            self._kept.append(failure)
-            self._first = self._first or failure
-            self._by_type[failure.reason.partition(":")[0].rpartition(".")[2]] += 1
+        if failures is not self._noted:
+            kinds = Counter(failure.reason.partition(":")[0].rpartition(".")[2] for failure in failures)
+            kept, by_type = deque((*self._kept, *failures), MAX_KEPT_FAILURES), self._by_type + kinds
+            # No signal handler runs within this line.
+            self._noted, self._kept, self._by_type = failures, kept, by_type
+            self._first = self._first or failures[0]
         num_failed, limit = self._by_type.total(), self._max_errors
         if limit is None:
             return

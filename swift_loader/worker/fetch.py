@@ -17,7 +17,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from swift_loader.batch.tree import type_name
-from swift_loader.errors import EncodeError, TooManyErrors
+from swift_loader.checks import can_call_without_arguments
+from swift_loader.errors import EncodeError, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
@@ -335,6 +336,10 @@ POSITION_BITS = 32
 """Of a position's 64 bits, those that number the samples of a batch. The others number the batches."""
 
 
+SAVES_NONE = "saving the dataset's state failed; snapshot_every_n_steps=0 saves none"
+"""A note of an error of its `state_dict`."""
+
+
 class KeyedSamples(Samples):
     """Samples of a map-style dataset as torch fetches them: by any keys, without asking for its length.
 
@@ -350,7 +355,8 @@ class KeyedSamples(Samples):
         `seed`: the base seed that the generators were seeded with. `worker` None: nothing here is a worker.
         """
         # A batch that is built twice would change the dataset's state twice.
-        super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and hasattr(dataset, "state_dict")))
+        self._saves = can_call_without_arguments(getattr(dataset, "state_dict", None))
+        super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and self._saves))
         self._dataset = dataset
         self._mode = mode
         self._seed = seed
@@ -403,11 +409,11 @@ class KeyedSamples(Samples):
             raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
         self._num_batches += 1
         every = self._mode.snapshot_every
-        if every and not (self._num_batches - 1) % every and hasattr(self._dataset, "state_dict"):
+        if every and self._saves and not (self._num_batches - 1) % every:
             try:
                 worker_id = 0 if self._worker is None else self._worker.worker_id
                 state = self._dataset.state_dict()
                 self.state = Snapshot(self._num_batches, dataset=state, worker_id=worker_id).pack()
             except Exception as error:
-                raise BuildError(FailureStage.SAVE) from error
+                raise BuildError(FailureStage.SAVE) from noted(error, SAVES_NONE)
         return Fetched(fetched, (), len(listed))

@@ -15,12 +15,13 @@ from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 from swift_loader.checks import can_call_without_arguments
+from swift_loader.errors import noted
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import Fetched, Samples, harmless
+from swift_loader.worker.fetch import SAVES_NONE, Fetched, Samples, harmless
 from swift_loader.worker.seeding import Fetching, GeneratorStates, Rng, Seeding, seed_generators
 from swift_loader.worker.torch_worker import (
     Resume,
@@ -76,6 +77,15 @@ def forget_state(dataset: Any) -> None:
     """Let a stream of the `datasets` package begin an epoch afresh. Leaves others alone: they know when one is over."""
     if is_huggingface(dataset):
         dataset.load_state_dict(None)
+
+
+def settle(dataset: Any, iterator: Iterator[Any], state: Any) -> None:
+    """Let a stream that has loaded the state of its end meet it, as some take a state only with the next pass.
+
+    `iterator`: over the rest. With others, the state is that of the beginning that follows.
+    """
+    if not is_huggingface(dataset) and next(iterator, _NOTHING) is not _NOTHING:
+        dataset.load_state_dict(state)
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
@@ -139,7 +149,7 @@ class RankSamples:
 
 # The samples of a worker ----------------------------------------------------------------------------------------------
 
-_BEGINNING = Resume(None)
+_BEGINNING, _NOTHING = Resume(None), object()
 
 _SAMPLE_BITS = 32
 _BATCH_BITS = 40
@@ -156,7 +166,7 @@ class StreamSamples(Samples):
     def __init__(self, dataset: Any, mode: TorchMode, seed: int, worker: TorchIdentity | None) -> None:
         """Get ready. See `KeyedSamples` for the arguments."""
         super().__init__(Seeding(Rng.NONE))
-        self._dataset = dataset
+        self._dataset, self._saves_dataset = dataset, has_exact_state(dataset)
         self._mode = mode
         self._seed = seed
         self._worker = worker
@@ -215,7 +225,7 @@ class StreamSamples(Samples):
             try:
                 self.state = self.snapshot().pack()
             except Exception as error:
-                raise BuildError(FailureStage.SAVE) from error
+                raise BuildError(FailureStage.SAVE) from noted(error, SAVES_NONE)
         return Fetched(samples.copy() if self._mode.auto_collation else samples[0], (), len(samples))
 
     def _seek(self, task: Task) -> None:
@@ -253,6 +263,11 @@ class StreamSamples(Samples):
         elif snapshot.dataset is not None:
             self._dataset.load_state_dict(snapshot.dataset)
         if snapshot.has_ended:
+            if snapshot.dataset is not None:
+                settle(self._dataset, iter(self._dataset), snapshot.dataset)
+            if resume.begins_anew:
+                forget_state(self._dataset)
+                self._iterate(iter(self._dataset))
             return 0
         iterator: Any = iter(self._dataset)
         if snapshot.iterator is not None:
@@ -273,6 +288,7 @@ class StreamSamples(Samples):
         """Take the samples from this iterator. Other ranks get `num_to_skip` ones first."""
         shard = self._mode.shard
         self._iterator = self._wanted = iterator
+        self._saves_iterator = has_exact_state(iterator)
         if shard is not None and shard.world_size > 1:
             self._wanted = RankSamples(iterator, shard, num_to_skip)
 
@@ -301,8 +317,8 @@ class StreamSamples(Samples):
         """Return where the stream is."""
         iterator, dataset = self._iterator, self._dataset
         worker_id = 0 if self._worker is None else self._worker.worker_id
-        of_iterator = iterator.state_dict() if has_exact_state(iterator) else None  # type: ignore[union-attr]
-        of_dataset = dataset.state_dict() if iterator is not dataset and has_exact_state(dataset) else None
+        of_iterator = iterator.state_dict() if iterator is not None and self._saves_iterator else None  # type: ignore[attr-defined]
+        of_dataset = dataset.state_dict() if iterator is not dataset and self._saves_dataset else None
         to_skip = self._wanted.num_to_skip if isinstance(self._wanted, RankSamples) else 0
         has_ended = iterator is None and self._begin is None
         return Snapshot(self._num_batches, has_ended, of_iterator, of_dataset, worker_id, to_skip)

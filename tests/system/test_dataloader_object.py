@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
+from torch.utils.data import dataloader as torch_iterators
 from torch.utils.data.distributed import DistributedSampler
 
 from swift_loader import DataLoader, SwiftLoader
+from tests.support.helpers import ROOT
 
 NUMBERS: Any = list(range(8))
 
@@ -133,3 +138,54 @@ def test_the_repr_says_what_it_is_and_where_the_loop_is() -> None:
     broken: Any = Broken()
     assert repr(DataLoader(broken, None, sampler=[1])) == "<DataLoader: Broken, batches, 0 workers, not started>"
     assert "<td style='text-align:left' colspan='1'>not usable</td>" in loader._repr_html_()
+
+
+def test_a_change_of_torchs_iterators_finds_what_it_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SpeechBrain resumes so: it leaves out what came before."""
+    make: Any = torch_iterators._BaseDataLoaderIter.__init__
+
+    def leave_out(self: Any, loader: Any) -> None:
+        make(self, loader)
+        for number in range(loader.num_to_leave_out):
+            next(self._sampler_iter)
+            self._num_yielded = number + 1
+
+    monkeypatch.setattr(torch_iterators._BaseDataLoaderIter, "__init__", leave_out)
+    loaders: list[Any] = [DataLoader(NUMBERS, 2, shuffle=True, seed=1) for _ in range(2)]
+    for loader, number in zip(loaders, (0, 3), strict=True):
+        loader.num_to_leave_out = number
+    iterator = iter(loaders[1])
+    assert isinstance(iterator, torch_iterators._BaseDataLoaderIter)
+    assert iterator._num_yielded == 3
+    epochs = [[[batch.tolist() for batch in loaders[0]] for _ in range(2)]]
+    assert [iterator._next_data().tolist()] == epochs[0][0][3:]
+    assert list(iterator) == []
+    loaders[1].num_to_leave_out = 0
+    assert [batch.tolist() for batch in loaders[1]] == epochs[0][1]
+
+
+@pytest.mark.parametrize("made", [map, lambda _, indices: islice(indices, 3), lambda _, indices: (i for i in indices)])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_of_indices_may_be_any_iterable(made: Callable[..., Any], num_workers: int) -> None:
+    class Batches:
+        def __iter__(self) -> Iterator[Any]:
+            return (made(int, iter(part)) for part in ([0, 1], [2, 3, 4]))
+
+    loader: Any = DataLoader(NUMBERS, batch_sampler=Batches(), num_workers=num_workers)  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3, 4]]
+
+
+OF_EXIT = """
+import builtins, sys
+from swift_loader import DataLoader, SwiftLoader
+from swift_loader.pipeline import Pipeline
+numbers = list(range(8))
+made = [DataLoader(numbers, 2), DataLoader(numbers, 2, num_workers=1), Pipeline(numbers).map(str).batch(2)]
+made.append(SwiftLoader(dataset=numbers, batch_size=2, worker_per_consumer=1))
+builtins.kept = [(iterator, next(iterator)) for iterator in map(iter, made)], made
+"""
+
+
+def test_what_still_exists_when_the_interpreter_ends_says_nothing() -> None:
+    ended = subprocess.run([sys.executable, "-c", OF_EXIT], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stderr == ""

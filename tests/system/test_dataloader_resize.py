@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 from swift_loader import DataLoader
 from swift_loader.dataloader.epoch import IndexEpoch
 from swift_loader.scheduler.scheduler import WorkerState
-from tests.support.helpers import LIKE_A_FORK, wait_until
+from tests.support.helpers import HANG_S, LIKE_A_FORK, wait_until
 from tests.support.resizing import calling
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -242,3 +243,29 @@ def test_what_has_no_workers_of_its_own_refuses() -> None:
         loader_of(Drawing(), num_workers=0, multiprocessing_context=None).resize(2)
     with pytest.raises(ValueError, match="num_workers=0 is too small; it must be at least 1"):
         loader_of(Drawing()).resize(0)
+
+
+def test_a_resize_while_an_epoch_begins_returns_before_it_has_begun() -> None:
+    asked, resized = threading.Event(), threading.Event()
+
+    class Waits(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            asked.set()
+            assert resized.wait(HANG_S)
+            return iter(range(8))
+
+        def __len__(self) -> int:
+            return 8
+
+    loader: Any = DataLoader(list(range(8)), 2, sampler=Waits(), num_workers=1)  # type: ignore[arg-type]
+
+    def resize() -> None:
+        assert asked.wait(HANG_S)
+        loader.resize(2)
+        resized.set()
+
+    thread = threading.Thread(target=resize)
+    thread.start()
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    thread.join()
+    assert loader.num_workers == 2

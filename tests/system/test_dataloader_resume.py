@@ -7,14 +7,16 @@ import functools
 import json
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Sampler
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.utils.data import IterableDataset, Sampler
 
-from swift_loader import DataLoader, StateMismatch
+from swift_loader import DataLoader, ShuffleBatchSampler, StateMismatch
 from tests.support.chains import Chain, Make, plain, run_whole, seed_all
 from tests.support.helpers import every, exhaustive, exhaustive_unless
 from tests.support.resumable import (
@@ -193,7 +195,7 @@ def test_an_iterator_goes_on_beside_one_that_begins_after_a_load() -> None:
     loader: Any = DataLoader(dataset, 2, num_workers=1, persistent_workers=True)
     first = iter(loader)
     found = [plain(next(first))]
-    loader.load_state_dict({})
+    loader.load_state_dict(DataLoader(dataset, 2, num_workers=1, persistent_workers=True).state_dict())
     second = [plain(batch) for batch in loader]
     assert found + [plain(batch) for batch in first] == second == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -498,3 +500,90 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
         torch.set_rng_state(generator)
         following = [batch.tolist() for _ in range(2) for batch in resumed]
         assert following[:5] == found[num_found : num_found + 5], num_found
+
+
+def test_an_empty_state_changes_nothing() -> None:
+    loaders: list[Any] = [DataLoader(list(range(8)), 2, shuffle=True, seed=1) for _ in range(2)]  # type: ignore[arg-type]
+    epochs = [[plain(batch) for batch in loaders[0]] for _ in range(3)]
+    iterator = iter(loaders[1])
+    next(iterator)
+    loaders[1].load_state_dict({})
+    assert [plain(batch) for batch in iterator] == epochs[0][1:]
+    state = loaders[1].state_dict()
+    assert [[plain(batch) for batch in loaders[1]] for _ in range(2)] == epochs[1:]
+    loaders[1].load_state_dict(state)
+    loaders[1].load_state_dict({})
+    assert [plain(batch) for batch in loaders[1]] == epochs[1]
+    with pytest.raises(TypeError, match="the state is a NoneType"):
+        loaders[1].load_state_dict(None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_asking_for_the_state_before_the_first_epoch_draws_and_starts_nothing(num_workers: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    numbers: Any = Numbers()
+    loader: Any = DataLoader(numbers, 3, shuffle=True, num_workers=num_workers, generator=generator)
+    before, seed = generator.get_state(), torch.get_rng_state()
+    state = loader.state_dict()
+    assert torch.equal(generator.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert "not started" in repr(loader)
+    assert state["epoch"] == 0
+    resumed: Any = DataLoader(numbers, 3, shuffle=True, num_workers=num_workers, generator=torch.Generator())
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert [[plain(batch) for batch in resumed] for _ in range(2)] == [
+        [plain(batch) for batch in loader] for _ in range(2)
+    ]
+
+
+class Place(IterableDataset[int]):
+    """Says where it is in a state that gets longer."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < 8:
+            self.place += 1
+            yield self.place - 1
+        self.place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "seen": {str(place): torch.ones(1) for place in range(self.place)}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+NUMBERS: Any = Numbers()
+
+OF_CHECKPOINTS: dict[str, Callable[[], Any]] = {
+    "stream": lambda: DataLoader(Place(), 2),
+    "global generators": lambda: DataLoader(NUMBERS, 3, shuffle=True),
+    "a sampler with a state": lambda: DataLoader(NUMBERS, batch_sampler=ShuffleBatchSampler(NUMBERS, 3, seed=1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", OF_CHECKPOINTS)
+def test_a_distributed_checkpoint_has_all_of_a_state(name: str, tmp_path: Path) -> None:
+    loader, resumed = OF_CHECKPOINTS[name](), OF_CHECKPOINTS[name]()
+    iterator = iter(loader)
+    next(iterator)
+    state_dict_saver.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    state_dict_loader.load({"loader": resumed}, checkpoint_id=tmp_path, no_dist=True)
+    assert [plain(batch) for batch in resumed] == [plain(batch) for batch in iterator]
+
+
+def test_a_state_of_version_1_is_resumed() -> None:
+    draws = {"_num_workers": 0, "ahead": [], "_IterableDataset_len_called": None, "num_sharing": 0, "_base_seed": 7}
+    draws |= {"epoch": 0, "_sampler_iter_yielded": 1, "_index_sampler_state": None, "_sampler_iter_state": None}
+    draws |= {"generators": [], "global_states": {}, "is_begun": True, "draws_seed": True, "begins_twice": False}
+    draws |= {"sampler_epochs": [], "dataset_epoch": None}
+    worker = {"dataset_state": {"place": 2}, "fetcher_state": {"dataset_iter_state": None, "fetcher_ended": False}}
+    worker |= {"has_ended": False, "steps_since_snapshot": 0, "num_batches": 0, "num_to_skip": 0, "next_batch": None}
+    snapshot = {"_main_snapshot": draws, "_snapshot_step": 1, "_last_yielded_worker_id": -1}
+    snapshot["_worker_snapshots"] = {"worker_0": worker}
+    state = {"version": 1, "_steps_since_snapshot": 0, "_snapshot": snapshot, "_iterator_finished": False, "epoch": 0}
+    loader: Any = DataLoader(Place(), 2)
+    loader.load_state_dict(state | {"batching": {"batch_size": 2, "seed": None}})
+    assert [plain(batch) for batch in loader] == [[2, 3], [4, 5], [6, 7]]

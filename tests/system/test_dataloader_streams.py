@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
@@ -377,9 +377,8 @@ def test_out_of_order_a_slow_shard_holds_up_no_other() -> None:
     assert found == list(range(30))
     os.write(opener, b"!")
     assert [int(batch) for batch in iterator] == [100, 101, 102]
-    ended = [
-        one["fetcher_state"]["fetcher_ended"] for one in loader.state_dict()["_snapshot"]["_worker_snapshots"].values()
-    ]
+    workers = loader.state_dict()["_snapshot"]["_worker_snapshots"]
+    ended = [one["fetcher_state"]["fetcher_ended"] for one in workers]
     assert ended == [True, True]
     os.close(gate)
     os.close(opener)
@@ -405,3 +404,112 @@ def test_out_of_order_streams_resume_without_loss() -> None:
     loader.load_state_dict(state or {})
     seen += torch.cat(list(loader)).tolist()
     assert sorted(seen) == whole
+
+
+class Waiting(IterableDataset[int]):
+    """Takes a state only with the next pass, or at once."""
+
+    def __init__(self, *, at_once: bool, num_samples: int = 5) -> None:
+        self.at_once, self.num_samples = at_once, num_samples
+        self.place = self.first = self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        for place in range(first + 1, self.num_samples + 1):
+            self.place = place
+            yield 100 * self.epoch + place
+        if self.at_once:
+            self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = self.place = state["place"]
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_stream": True}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_state_of_the_last_batch_begins_the_next_epoch_with_its_first_one(
+    options: dict[str, Any], at_once: bool
+) -> None:
+    loaders: list[Any] = [DataLoader(Waiting(at_once=at_once), 2, **options) for _ in range(3)]
+    iterator = iter(loaders[0])
+    batches = [next(iterator) for _ in range(3)]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert len(batches[-1]) == 1
+    assert list(iterator) == list(loaders[1]) == []
+    loaders[2].load_state_dict(loaders[0].state_dict())
+    found = [[torch.cat(list(loader)).tolist() for _ in range(2)] for loader in loaders]
+    assert found[1:] == [found[0]] * 2
+    assert len(found[0][0]) == len(found[0][1]) == 5
+
+
+class NeedsArguments(IterableDataset[int]):
+    """Its state is for the loader of its own package."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return {"samples": num_samples * from_beginning}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+class ItemsNeedArguments(Dataset[int]):
+    """The same with items."""
+
+    state_dict, load_state_dict = NeedsArguments.state_dict, NeedsArguments.load_state_dict
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [NeedsArguments, ItemsNeedArguments])
+def test_a_state_that_needs_arguments_is_not_asked_for(kind: Any, num_workers: int) -> None:
+    loaders: list[Any] = [DataLoader(kind(), 2, num_workers=num_workers) for _ in range(2)]
+    iterator = iter(loaders[0])
+    assert next(iterator).tolist() == [0, 1]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert [batch.tolist() for batch in loaders[1]] == [batch.tolist() for batch in iterator] == [[2, 3], [4, 5]]
+
+
+class FailsToSave(Waiting):
+    """Its state can't be had."""
+
+    def state_dict(self) -> dict[str, int]:
+        raise NotImplementedError("no state here")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_a_state_says_how_to_save_none(num_workers: int) -> None:
+    loader: Any = DataLoader(FailsToSave(at_once=True), 5, num_workers=num_workers)
+    with pytest.raises(NotImplementedError, match="no state here") as caught:
+        loader.state_dict() if list(loader) else None
+    assert "snapshot_every_n_steps=0 saves none" in "".join(getattr(caught.value, "__notes__", ()))
+    loader = DataLoader(FailsToSave(at_once=True), 5, num_workers=num_workers, snapshot_every_n_steps=0)
+    assert len(list(loader)) == 1
+    assert loader.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_warning_that_is_made_an_error_takes_no_batch(num_workers: int) -> None:
+    class Short(NeedsArguments):
+        def __len__(self) -> int:
+            return 2
+
+    loader: Any = DataLoader(Short(), None, num_workers=num_workers)
+    assert len(loader) == 2
+    iterator = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [int(next(iterator)) for _ in range(2)]
+        with pytest.raises(UserWarning, match="but 3 samples have been fetched"):
+            next(iterator)
+        assert [*found, *map(int, iterator)] == list(range(6))

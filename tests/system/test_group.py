@@ -475,3 +475,40 @@ def test_a_dataset_that_was_prepared_before_the_ranks_were_known_gives_all_the_s
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert sorted(index for rank in (0, 2) for batch in found[rank] for index in batch) == list(range(96))
+
+
+CHECKPOINTED = """
+    from torch.distributed import checkpoint
+
+    def make():
+        return SwiftLoader(dataset=range(96), batch_size=4, worker_per_consumer=0, seed=3)
+
+    with make() as loader:
+        if not os.path.exists(f"{folder}/saved"):
+            loader.start()
+            loader.skip(3)
+            loader.exclude([41, 57])
+            iterator = iter(loader)
+            first = [next(iterator).tolist() for _ in range(2)]
+            checkpoint.save({"loader": loader}, checkpoint_id=f"{folder}/saved")
+        else:
+            checkpoint.load({"loader": loader}, checkpoint_id=f"{folder}/saved")
+            iterator, first = iter(loader), []
+        print(json.dumps([first, [batch.tolist() for batch in iterator], loader.state_dict()["epoch"]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+def test_a_distributed_checkpoint_is_resumed_by_another_number_of_ranks(
+    numbers: tuple[int, int], tmp_path: Path
+) -> None:
+    def samples(reports: list[list[Any]], part: int) -> list[int]:
+        return sorted(index for ((*parts, _),) in reports for batch in parts[part] for index in batch)
+
+    saved = run_ranks(CHECKPOINTED, numbers[0], tmp_path)
+    (tmp_path / "store").unlink(missing_ok=True)
+    loaded = run_ranks(CHECKPOINTED, numbers[1], tmp_path)
+    assert samples(loaded, 1) == samples(saved, 1)
+    assert {41, 57}.isdisjoint(samples(loaded, 1))
+    assert len(samples(saved, 0) + samples(loaded, 1)) == 96 - 2 - 4 * numbers[0]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import errno
+import itertools
 import os
 import pickle
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning
+from swift_loader import DataLoader, LoaderClosed, SwiftLoader, SwiftLoaderWarning
+from swift_loader.executors.handle import Handle
+from swift_loader.pipeline import Pipeline
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
@@ -372,7 +377,7 @@ def test_repr_changes_nothing_and_asks_no_dataset_of_the_user() -> None:
     numbers = list(range(10))
     loader = SwiftLoader(dataset=numbers, batch_size=5, worker_per_consumer=0)
     assert repr(loader).startswith("<SwiftLoader: 10 samples of list, 2 batches of 5, 0 workers, not started")
-    assert "num_samples" not in loader.state_dict()
+    assert loader.state_dict()["num_samples"] is None
     numbers += range(10)
     assert len(list(loader)) == 4
     assert repr(SwiftLoader(dataset=datasets.Counting())).startswith("<SwiftLoader: Counting, batches of 1, ")
@@ -563,3 +568,58 @@ def test_an_error_while_preparing_comes_out_of_start() -> None:
         loader.prepare()
         with pytest.raises(datasets.CustomError, match="no luck"):
             loader.start()
+
+
+def test_a_loader_with_another_collate_fn_is_of_the_same_class() -> None:
+    class Named(SwiftLoader):
+        name = "unknown"
+
+    loader = Named(dataset=range(4), batch_size=2, worker_per_consumer=0, shuffle=False)
+    loader.name = "train"
+    with loader.with_collate_fn(list) as successor:
+        assert (type(successor), successor.name) == (Named, "train")
+        assert list(successor) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("kind", ["SwiftLoader", "DataLoader", "persistent", "Pipeline"])
+def test_a_loop_that_has_all_batches_meets_the_end_behind_another_pass(kind: str) -> None:
+    numbers: Any = list(range(4))
+    loader: Any = {
+        "SwiftLoader": lambda: SwiftLoader(dataset=numbers, batch_size=2, worker_per_consumer=0),
+        "DataLoader": lambda: DataLoader(numbers, 2),
+        "persistent": lambda: DataLoader(numbers, 2, num_workers=1, persistent_workers=True),
+        "Pipeline": lambda: Pipeline(numbers).batch(2),
+    }[kind]()
+    iterator = iter(loader)
+    assert len([next(iterator) for _ in range(2)]) == len(list(loader)) == 2
+    assert next(iterator, None) is None
+    loader.close() if hasattr(loader, "close") else None
+
+
+def test_an_empty_state_changes_nothing() -> None:
+    with SwiftLoader(dataset=range(8), batch_size=2, worker_per_consumer=0, seed=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        before = loader.state_dict()
+        loader.load_state_dict({})
+        assert loader.state_dict() == before
+        assert len(list(iterator)) == 3
+
+
+def test_a_task_that_the_kernel_does_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, num_failed = Handle._send, itertools.count()
+
+    def fail_often(self: Handle, frame: bytes, descriptors: Any = ()) -> None:
+        if self.tasks and next(num_failed) % 3:
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        send(self, frame, descriptors)
+
+    monkeypatch.setattr(Handle, "_send", fail_often)
+    found: list[int] = []
+    with SwiftLoader(dataset=range(16), batch_size=2, worker_per_consumer=1, shuffle=False) as loader:
+        iterator = iter(loader)
+        while len(found) < 16:
+            with suppress(OSError):
+                found += next(iterator).tolist()
+    assert found == list(range(16))
+    assert next(num_failed) > 16

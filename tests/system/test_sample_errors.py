@@ -25,6 +25,7 @@ from swift_loader import (
     WorkerStalled,
     sample_rng,
 )
+from swift_loader.lifecycle import Lifecycle
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 from tests.support import datasets
 from tests.support.helpers import exhaustive, ids_of, make_loader, needs_own_generators
@@ -488,3 +489,33 @@ def test_an_error_with_a_very_long_text_arrives_or_is_skipped(workers: int) -> N
     with make_loader(Verbose, workers=workers, shuffle=False, on_error="skip") as loader:
         assert ids_of(loader) == [index for index in range(100) if index != 13]
         assert loader.failures[0].reason.startswith("ValueError: 13: 漢😀")
+
+
+def test_an_interrupt_between_a_batch_and_the_loop_counts_its_failures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = Lifecycle.note_delivery
+
+    def interrupted(self: Lifecycle, *noted: Any) -> None:
+        note(self, *noted)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lifecycle, "note_delivery", interrupted)
+    options: dict[str, Any] = {"on_error": "skip", "max_errors": 1, "worker_per_consumer": 0, "shuffle": False}
+    loader = SwiftLoader(dataset=Bad1(), batch_size=4, **options)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 2, 3], [4, 5, 6, 7]]
+    assert [failure.index for failure in loader.failures] == [1]
+    with pytest.warns(SwiftLoaderWarning, match="1 of 8 samples failed"):
+        loader.close()
+
+
+class Bad1:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            raise ValueError("bad")
+        return index
