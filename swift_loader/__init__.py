@@ -43,6 +43,7 @@ Where to look: docs/code.md has the threads, the owners of memory, and walks thr
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,13 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use. Workers import this package too, and need little of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "swift_loader.errors")), name)
+    is_collecting = gc.isenabled()
+    gc.disable()  # in a program with torch, one collection takes as long as this import, and finds nothing
+    try:
+        value = getattr(import_module(_HOMES.get(name, "swift_loader.errors")), name)
+    finally:
+        if is_collecting:
+            gc.enable()
     globals()[name] = value
     return value
 
