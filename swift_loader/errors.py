@@ -13,6 +13,7 @@ import inspect
 import math
 import warnings
 from contextlib import suppress
+from pickle import PicklingError
 from typing import Any, TypeVar
 
 _PACKAGE = __file__.removesuffix("errors.py")
@@ -29,10 +30,10 @@ class WorkerError(SwiftLoaderError, RuntimeError):
     """The user's code raised in a worker, and the exception can't be pickled or rebuilt in the trainer."""
 
 
-class EncodeError(WorkerError, TypeError):
+class EncodeError(WorkerError, TypeError, PicklingError):
     """Something can't be sent to another process: an object in a batch, the dataset or a function.
 
-    The message names its path and type.
+    The message names its path and type. Torch raises one of the other types here: a `RuntimeError`, too.
     """
 
     def __init__(self, fact: str, hint: str = "") -> None:

@@ -188,8 +188,8 @@ class SwiftLoader(Closing):
             start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
                 interpreter for each worker. `"fork"` forks the training process once, at `start()`, and the workers
                 from that fork. It is for [datasets and functions that can't be
-                serialised](datasets.md#datasets-that-cant-be-serialised), on Linux only. That fork can't be made again:
-                if it dies, the loop gets `WorkerDied`. `"portable"` is like `"spawn"`, by means that every system has.
+                serialised](datasets.md#datasets-that-cant-be-serialised), on Linux only. `"portable"` is like
+                `"spawn"`, by means that every system has.
                 [macOS and Windows](how-it-works.md#platforms) always use it.
             dataset_per_worker: True makes each worker build its own dataset. False shares [one
                 dataset](datasets.md#one-dataset-in-all-processes), unless building it opens files or starts threads.

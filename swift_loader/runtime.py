@@ -207,6 +207,12 @@ def blocked(signals: Collection[int]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def handled_signals() -> tuple[int, ...]:
+    """Return the signals that the program handles, and so survives. Any thread."""
+    others = {signal.SIGINT, *([] if os.name == "nt" else [signal.SIGCHLD])}
+    return tuple(number for number in signal.valid_signals() - others if callable(signal.getsignal(number)))
+
+
 def run_finalizer(finalizer: weakref.finalize[..., Any]) -> None:
     """Run a finaliser whose function is idempotent. If an interrupt ends it, run the function again, and raise.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -29,8 +30,9 @@ def children(thing: Any) -> Collection[Any] | None:
     """Return what a list, tuple, Mapping or dataclass holds, in order; None for any other object, a leaf."""
     if isinstance(thing, (list, tuple)):
         return thing
-    if isinstance(thing, Mapping):
-        return thing.values()
+    if issubclass(type(thing), Mapping):  # `isinstance` asks for __class__, which the `f` of np.load(npz) hasn't
+        items: Collection[Any] = thing.values()
+        return items
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return [getattr(thing, field.name) for field in dataclasses.fields(thing)]
     return None
@@ -98,12 +100,12 @@ def type_name(thing: object) -> str:
 
 def parts(thing: Any) -> Iterator[tuple[str, object]]:
     """Yield (step, part) for each part of a container; a step is text such as `['x']`. Yield nothing for a leaf."""
-    values = children(thing)
+    values = None if type(thing) in _EMPTY else children(thing)
     if values is not None:
         yield from zip(steps(thing), values, strict=True)
     elif isinstance(thing, (set, frozenset)):
         yield from (("{...}", part) for part in thing)
-    elif not isinstance(thing, _CODE) and hasattr(thing, "__dict__"):
+    elif type(thing) not in _EMPTY and not isinstance(thing, _CODE) and hasattr(thing, "__dict__"):
         yield from ((f".{name}", part) for name, part in vars(thing).items())
 
 
@@ -122,6 +124,8 @@ def find_unencodable(
             try:
                 attempt(part)
             except Exception as part_error:
+                if path and type(part_error) is not type(error):  # the part isn't what the whole failed for
+                    continue
                 path, culprit, error, descended = path + step, part, part_error, True
                 break
     return path, culprit, error
@@ -134,8 +138,8 @@ _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _PLAIN = (list, tuple, dict)
 """Types without attributes."""
 
-_EMPTY = ATOMS | {np.ndarray}
-"""Types whose instances hold nothing. A type isn't looked up here with its subclasses, so this is quick."""
+_EMPTY = ATOMS | {np.ndarray, *weakref.ProxyTypes}
+"""Types whose instances hold nothing of their own. It is quick, as no subclass is looked up here."""
 
 _LEAVES = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *_CODE)
 """The same with subclasses."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import signal
-import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
-from swift_loader.batch.tree import search, type_name
 from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
@@ -37,75 +34,18 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
 
-# Tells which datasets and functions work only in a fork of the trainer, although some can be serialised.
-#
-# A tensor in shared memory, for example, would arrive as a private copy: no error, but what workers write is lost.
-
-_SHARED = {
-    "multiprocessing.synchronize": ("SemLock",),
-    "multiprocessing.queues": ("Queue", "SimpleQueue"),
-    "multiprocessing.connection": ("Connection",),
-    "multiprocessing.heap": ("BufferWrapper",),
-}
-"""Classes of the standard library, by module, whose instances processes share by inheritance."""
-
-
-def why_fork_is_needed(options: WorkerOptions) -> str:
-    """Return what the dataset or a function shares with other processes; empty if there is nothing.
-
-    Looks at items and attributes, and at the variables that functions keep from where they were defined. What can't be
-    serialised at all isn't found here: `write_payload` raises `EncodeError` for that.
-    """
-    classes = _shared_classes()
-    for name in ("dataset", "collate_fn"):
-        given = getattr(options, name)
-        whole = [given, *_kept_by(given)]
-        for thing in search(whole, lambda thing: issubclass(type(thing), classes) or _is_shared_tensor(thing)):
-            what = "a tensor in shared memory" if _is_shared_tensor(thing) else f"a {type_name(thing)}"
-            return f"{name} holds {what}, which only forks of this process share with it"
-    return ""
-
-
-def _shared_classes() -> tuple[type, ...]:
-    """Return the classes of the modules that are imported. There are no instances of the others."""
-    return tuple(
-        getattr(sys.modules[module], name)
-        for module, names in _SHARED.items()
-        if module in sys.modules
-        for name in names
-    )
-
-
-def _kept_by(function: Any) -> list[Any]:
-    """Return the variables that a function keeps in its closure and in its defaults."""
-    if not isinstance(function, FunctionType):
-        return []
-    cells = function.__closure__ or ()
-    return [*(cell.cell_contents for cell in cells if cell != type(cell)()), *(function.__defaults__ or ())]
-
-
-def _is_shared_tensor(thing: Any) -> bool:
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not issubclass(type(thing), torch.Tensor) or thing.device.type != "cpu":
-        return False
-    try:
-        return bool(thing.is_shared())
-    except (NotImplementedError, RuntimeError):  # it has no storage, as a sparse one
-        return False
-
 
 def start_workers(
     loader: Any, shard: StreamShard | None, pool: SegmentPool, base_seed: int, *, is_first: bool
 ) -> LoaderWorkers:
     """Start workers as a `swift_loader.DataLoader` is now.
 
-    A dataset that can't be sent is shared by forking this process, as torch does. Raises `ForkHangs` if that is known
-    to hang. `pool`: memory of its earlier workers. `is_first`: in their first epoch, threads look whether the dataset
+    Raises `EncodeError` if the dataset can't be sent to processes that aren't forks, `ForkHangs` if forks hang, too.
+    `pool`: memory of its earlier workers. `is_first`: in their first epoch, threads look whether the dataset
     draws where nothing seeds.
     """
     delivery, method = delivery_of(loader), start_method_of(loader)
     uses_threads = delivery.uses_threads
-    forks = not uses_threads and delivery.executor is None and can_fork()
     metrics = loader._observer.metrics  # noqa: SLF001
     mode = TorchMode(
         num_workers=loader.num_workers,
@@ -128,19 +68,12 @@ def start_workers(
     options = WorkerOptions.of_torch(mode, loader.dataset, collate_fn, rng, method)
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
-    may_fork = forks and method is not StartMethod.FORK
-    reason = why_fork_is_needed(options) if may_fork else ""
-    if not reason:
-        try:
-            return LoaderWorkers(options, delivery, base_seed, metrics)
-        except EncodeError as error:
-            if not may_fork:
-                raise
-            reason = str(error).partition(". SwiftLoader")[0]  # then comes how to fork
-    if loader._why_no_fork:  # noqa: SLF001
-        raise ForkHangs(f"{loader._why_no_fork}\nNo fresh interpreter can take its place: {reason}")  # noqa: SLF001
-    _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")
-    return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics)
+    try:
+        return LoaderWorkers(options, delivery, base_seed, metrics)
+    except EncodeError as error:
+        if not (why := loader._why_no_fork):  # noqa: SLF001
+            raise
+        raise ForkHangs(f"{why}\nNo fresh interpreter can take its place: {error}") from error
 
 
 def warm_root(loader: DataLoader[Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.spawn import get_executable
+from multiprocessing.spawn import get_command_line, get_executable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ def working_directory() -> str | None:
         return None
 
 
+class _Program(str):
+    """Text that runs when it is unpickled."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return exec, (str(self), {})
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """The environment of this process, recorded, to start interpreters in it. Subclasses start them.
@@ -90,12 +100,24 @@ class Launch:
 
     def open(self, program: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
         """Start an interpreter with this program, in the recorded environment. `options`: of `Popen`."""
-        return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [*self.command, "-c", program, *map(str, arguments), *self.path],
-            stdin=subprocess.DEVNULL,
-            stdout=None if self.has_stdout else subprocess.DEVNULL,
-            **{"env": self.environ, **options},
-        )
+        argv, stdin = ["-c", *map(str, arguments), *self.path], subprocess.DEVNULL
+        command = [*self.command, "-c", program, *argv[1:]]
+        if getattr(sys, "frozen", False):  # it is no interpreter: its freeze_support() reads what to do from a pipe
+            command = get_command_line(pipe_handle=0)
+            stdin, theirs = os.pipe()
+            with open(theirs, "wb") as pipe:
+                pickle.dump({"sys_path": list(self.path), "sys_argv": argv}, pipe)
+                pickle.dump(_Program(program), pipe)
+        try:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter
+                command,
+                stdin=stdin,
+                stdout=None if self.has_stdout else subprocess.DEVNULL,
+                **{"env": self.environ, **options},
+            )
+        finally:
+            if stdin >= 0:
+                os.close(stdin)
 
     def is_current(self) -> bool:
         """Return whether this process still has the recorded environment, apart from variables that libraries set."""

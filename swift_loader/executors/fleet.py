@@ -316,12 +316,13 @@ class Fleet(ABC):
         return f"<{type(self).__name__} {state}, {len(self.workers)} workers>"
 
 
-# Stops processes in three stages, each with a time limit: they were told to exit; then SIGTERM, then SIGKILL.
+# Stops processes in two stages, each with a time limit: they were told to exit; then SIGKILL. SIGTERM does nothing in
+# the processes of a program that handles it.
 
-STAGES_S = (0.7, 0.5, 1.0)
-"""How long a worker may take to end by itself, by SIGTERM, and by SIGKILL. On Windows the last two are the same."""
+STAGES_S = (0.7, 1.0)
+"""How long a worker may take to end by itself, and by SIGKILL."""
 
-TEMPLATE_STAGES_S = (0.5, 0.3, 0.4)
+TEMPLATE_STAGES_S = (0.5, 0.4)
 """The same for a template, after its workers. It does nothing then that takes a while."""
 
 
@@ -336,12 +337,12 @@ def or_killed(processes: Sequence[Any]) -> Iterator[None]:
         raise
 
 
-def stop_processes(processes: Sequence[Any], stages_s: tuple[float, float, float] = STAGES_S) -> None:
+def stop_processes(processes: Sequence[Any], stages_s: tuple[float, float] = STAGES_S) -> None:
     """Stop processes that were told to exit. Returns when all have ended, or at the end of the last stage."""
     left = list(processes)
     for number, limit_s in enumerate(stages_s):
         for process in left if number else ():
-            (process.kill if number > 1 else process.terminate)()
+            process.kill()
         deadline_s = time.monotonic() + limit_s
         left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
         if not left:

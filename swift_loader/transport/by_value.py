@@ -78,8 +78,9 @@ def _root_can_be_found(root: str) -> bool:
 class Definitions:
     """A numbered list of classes and functions, the same in trainer, template and workers."""
 
-    def __init__(self, things: Iterable[object] = ()) -> None:
-        self._things: list[object] = []
+    def __init__(self, things: Iterable[object] = (), num_before: int = 0) -> None:
+        """`num_before`: how many numbers other processes use for others."""
+        self._things: list[object] = [None] * num_before
         self._numbers: dict[int, int] = {}
         for thing in things:
             self.add(thing)
@@ -90,6 +91,12 @@ class Definitions:
         if number == len(self._things):
             self._things.append(thing)
         return number
+
+    def extend(self, things: Iterable[object]) -> None:
+        """Add classes and functions under new numbers. Those that have one keep it, too."""
+        for thing in things:
+            self._numbers.setdefault(id(thing), len(self._things))
+            self._things.append(thing)
 
     def number_of(self, thing: object) -> int | None:
         """Return the number of a class or function; None if it has none."""

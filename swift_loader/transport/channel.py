@@ -159,14 +159,14 @@ message travels in a file."""
 MAX_FILE_BYTES = 1 << 30
 """No message is longer: 100 million indices fit. A longer one is a mistake, such as a dataset in a dataset's state."""
 
-_MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 3
 """A request to fork has three: the channel, stderr, and the pipe for stacks. A long message has its file besides."""
 _MARK = struct.Struct("<12sQ")
 """What is sent for a message in a file: a constant that no frame begins with, and the length."""
 _MARK_BEGIN = b"SwL1 in file"
 
 if sys.platform != "win32":
-    _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+    _ANCILLARY_BYTES = socket.CMSG_SPACE((MAX_DESCRIPTORS + 1) * array.array("i").itemsize)
     # Plain numbers: combining enum members takes as long as receiving.
     _WAIT = int(socket.MSG_CMSG_CLOEXEC)
     _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
@@ -306,8 +306,8 @@ def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
         os.close(descriptor)
     if happened & socket.MSG_TRUNC:
         return ProtocolError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
-    if len(descriptors) >= _MAX_DESCRIPTORS:
-        return ProtocolError(f"a message has more than {_MAX_DESCRIPTORS} descriptors")
+    if len(descriptors) > MAX_DESCRIPTORS:
+        return ProtocolError(f"a message has more than {MAX_DESCRIPTORS + 1} descriptors")
     return out_of_descriptors_error()
 
 

@@ -11,7 +11,9 @@ import os
 import pickle
 import re
 import sys
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_start_method, process, util
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,12 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, NoDescriptorsLeft
+from swift_loader.runtime import handled_signals
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.channel import explaining_limits
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.messages import Kind, PickledBody
+from swift_loader.transport.reducers import Inherited, handing_over
 from swift_loader.transport.segments import Segment, capacity_for, new_file
 
 _OPTIONS = ".options."
@@ -48,6 +52,10 @@ class Environment:
     """Python's recursion limit in the trainer."""
     modules: tuple[str, ...] = ()
     """The modules that define the dataset and the callables. They are imported before anything else is rebuilt."""
+    preparation: dict[str, Any] = field(default_factory=dict)
+    """What `multiprocessing.spawn.prepare` takes."""
+    handled: tuple[int, ...] = ()
+    """The signals that the program handles."""
 
     @classmethod
     def of_this_process(cls, modules: tuple[str, ...] = ()) -> Environment:
@@ -55,7 +63,18 @@ class Environment:
         torch = sys.modules.get("torch")
         dtype = "" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
         dtype = "" if dtype == "float32" else dtype
-        return cls(list(getattr(sys, "argv", [""])), dtype, chosen_threads(), sys.getrecursionlimit(), modules)
+        argv = list(getattr(sys, "argv", [""]))
+        limit = sys.getrecursionlimit()
+        return cls(argv, dtype, chosen_threads(), limit, modules, _preparation(), handled_signals())
+
+
+def _preparation() -> dict[str, Any]:
+    """Return what `multiprocessing.spawn.get_preparation_data` does, if it doesn't fix the program's start method."""
+    data = {"authkey": bytes(process.current_process().authkey), "orig_dir": process.ORIGINAL_DIR}  # type: ignore[attr-defined]
+    data |= {"log_to_stderr": util._log_to_stderr, "start_method": get_start_method(allow_none=True)}  # type: ignore[attr-defined]  # noqa: SLF001
+    logger = util._logger  # type: ignore[attr-defined]  # noqa: SLF001
+    data["log_level"] = None if logger is None else logger.getEffectiveLevel()
+    return {name: value for name, value in data.items() if value is not None}
 
 
 def chosen_threads() -> int:
@@ -90,6 +109,10 @@ class PayloadLayout(PickledBody):
     environment_nbytes: int
     structure_nbytes: int
     num_blocks: int
+    num_descriptors: int = 1
+    """Those attached: the file's, then those that are handed over."""
+    num_definitions_before: int = 0
+    """How many definitions the trainer had before."""
 
     def __post_init__(self) -> None:
         if self.ends[-1] > self.total_nbytes:
@@ -111,12 +134,14 @@ class Payload:
     """`(nbytes,)`."""
     segment: Segment | None = None
     """The private mapping that the memory is, which lasts as long as this. None: the memory owns itself."""
+    handed: tuple[int, ...] = ()
+    """Descriptors that what is read takes duplicates of. Owned until `read`."""
 
     @classmethod
-    def in_file(cls, layout: PayloadLayout, descriptor: int) -> Payload:
+    def in_file(cls, layout: PayloadLayout, descriptor: int, *handed: int) -> Payload:
         """Map the payload in a file of `write_payload`, and close the descriptor."""
         segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
-        return cls(layout, segment.array(), segment)
+        return cls(layout, segment.array(), segment, handed)
 
     def environment(self) -> Environment:
         """Return the environment. Reading it needs nothing but the standard library."""
@@ -130,8 +155,13 @@ class Payload:
         """Return the object and the definitions, as they were sent. The object's arrays are views of the memory."""
         bulk, begin, end = self.layout.ends
         meta, blocks = self.memory.data[begin:end], self.memory[:bulk]
-        content, things = decode_with_code(meta, self.layout.num_blocks, blocks)
-        return content, Definitions(things)
+        Inherited.received = self.handed
+        try:
+            content, things = decode_with_code(meta, self.layout.num_blocks, blocks)
+        finally:
+            for descriptor in self.handed:
+                os.close(descriptor)
+        return content, Definitions(things, self.layout.num_definitions_before)
 
     def is_same(self, other: Payload) -> bool:
         """Return whether another payload has the same bytes."""
@@ -140,24 +170,39 @@ class Payload:
         return is_like and np.array_equal(self.memory[:end], other.memory[:end])
 
 
-def write_payload(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, int, Definitions]:
-    """Write a payload to an anonymous file. `modules`: see `Environment`.
+def write_payload(
+    content: object, modules: tuple[str, ...], num_before: int = 0
+) -> tuple[PayloadLayout, list[int], list[object]]:
+    """Write a payload to an anonymous file. `modules`: see `Environment`. `num_before`: see `Definitions`.
 
-    Returns the layout, a descriptor that the caller owns, and the definitions that were sent by value. The template
-    numbers its copies of them the same way. Raises `EncodeError` if a part of the object can't be sent.
+    Returns the layout, descriptors that the caller owns, and the definitions that were sent by value. The template
+    numbers its copies of them in this order. Raises `EncodeError` if a part of the object can't be sent.
     """
-    layout, pieces, definitions = _encode(content, modules)
-    layout = replace(layout, total_nbytes=capacity_for(layout.total_nbytes))
-    return layout, new_file(pieces, layout.total_nbytes), definitions
+    with handing_over() as handover:
+        layout, pieces, definitions = _encode(content, modules)
+        num_descriptors = 1 + len(handover.descriptors)
+        layout = replace(
+            layout,
+            total_nbytes=capacity_for(layout.total_nbytes),
+            num_descriptors=num_descriptors,
+            num_definitions_before=num_before,
+        )
+        file = new_file(pieces, layout.total_nbytes)
+        handed, handover.descriptors = handover.descriptors, {}
+    return layout, [file, *handed.values()], definitions
 
 
-def pack_payload(content: object, modules: tuple[str, ...]) -> tuple[Payload, Definitions]:
-    """Return a payload in memory of this process, and the definitions. Raises as `write_payload` does."""
-    layout, pieces, definitions = _encode(content, modules)
-    return Payload(layout, np.concatenate(pieces)), definitions
+def pack_payload(content: object, modules: tuple[str, ...], *, hands_over: bool = False) -> tuple[Payload, Definitions]:
+    """Return a payload in memory of this process, and the definitions. Raises as `write_payload` does.
+
+    `hands_over`: as `write_payload` writes it, to compare. It is of no use to another process.
+    """
+    with handing_over() if hands_over else nullcontext():
+        layout, pieces, definitions = _encode(content, modules)
+        return Payload(layout, np.concatenate(pieces)), Definitions(definitions)
 
 
-def _encode(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, list[NDArray[np.uint8]], Definitions]:
+def _encode(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, list[NDArray[np.uint8]], list[object]]:
     """Return the payload as pieces, front to back."""
     try:
         with explaining_limits():  # modules are imported, which opens files
@@ -175,7 +220,7 @@ def _encode(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, l
     nbytes = arena.used + len(first) + len(structure)
     layout = PayloadLayout(nbytes, arena.used, len(first), len(structure), encoded.num_blocks)
     last = (np.frombuffer(part, np.uint8) for part in (first, structure))
-    return layout, [*arena.pieces(), *last], Definitions(things)
+    return layout, [*arena.pieces(), *last], things
 
 
 _NAMES = re.compile(

@@ -23,16 +23,20 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from swift_loader.transport.by_value import Definitions, is_importable, travels_by_value, update_attributes
+from swift_loader.transport.channel import duplicate
 from swift_loader.transport.segments import Segment
 
 Reduced = tuple[Any, ...]
@@ -255,4 +259,68 @@ def reduce_special(obj: Any, kind: type, definitions: Definitions) -> Any:
         raise TypeError("a thread that has been started can't be sent; start it in the process that uses it")
     if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
         return getattr, (types, _NAMES_OF_TYPES[id(obj)])
+    if get_spawning_popen() is not None and kind in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]  # noqa: SLF001
+        return _reduce_shared(obj, kind)
     return _reduce_ctype(obj) if isinstance(obj, type) else None
+
+
+# What multiprocessing hands over to a process that it spawns: locks, queues, connections, memory ---------------------
+
+
+def _reduce_shared(obj: Any, kind: type) -> Any:
+    """Reduce an object as multiprocessing does while it spawns, or torch.multiprocessing; None if it isn't shared."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.storage.TypedStorage)):
+        storage = getattr(obj, "_untyped_storage", obj)  # a TypedStorage itself warns
+        try:
+            is_shared = storage.device.type == "cpu" and storage.is_shared()
+        except (NotImplementedError, RuntimeError):  # it has no storage, as a sparse one
+            is_shared = False
+    else:
+        is_ctype = isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union))  # noqa: SLF001
+        is_shared = hasattr(obj, "_wrapper") if is_ctype else kind is not partial and kind not in reducers()
+    return ForkingPickler._extra_reducers[kind](obj) if is_shared else None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class Inherited:
+    """Stands for a descriptor in a pickle; see `multiprocessing.reduction.DupFd`."""
+
+    received: tuple[int, ...] = ()
+    """Those that came with the payload that this process reads. Its thread closes them once it has read it."""
+
+    def __init__(self, place: tuple[int, int, int]) -> None:
+        self._number, *self._file = place
+
+    def detach(self) -> int:
+        """Return a descriptor, which the caller owns."""
+        return duplicate(self.received[self._number])
+
+
+class Handover:
+    """Collects the descriptors of what is pickled. Stands for the `Popen` of multiprocessing's, which would spawn."""
+
+    DupFd = Inherited
+
+    def __init__(self) -> None:
+        self.descriptors: dict[int, int] = {}
+        """Duplicates, by the descriptor in use. Owned."""
+
+    def duplicate_for_child(self, descriptor: int) -> tuple[int, int, int]:
+        """Return the number of a descriptor, and the file, which tells two pickles apart."""
+        if descriptor not in self.descriptors:
+            self.descriptors[descriptor] = duplicate(descriptor)
+        status = os.fstat(descriptor)
+        return list(self.descriptors).index(descriptor), status.st_dev, status.st_ino
+
+
+@contextmanager
+def handing_over() -> Iterator[Handover]:
+    """Let this thread pickle what multiprocessing pickles only while it spawns. Closes descriptors that are left."""
+    handover = Handover()
+    set_spawning_popen(handover)  # type: ignore[arg-type]
+    try:
+        yield handover
+    finally:
+        set_spawning_popen(None)
+        for descriptor in handover.descriptors.values():
+            os.close(descriptor)

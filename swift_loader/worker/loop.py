@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from multiprocessing import spawn
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -199,9 +200,13 @@ class DatasetBuilder:
 
     @classmethod
     def of(cls, payload: Payload) -> DatasetBuilder:
-        """Return the builder for a payload, in a new interpreter. It has the trainer's `sys.argv` from now on."""
+        """Return the builder for a payload, in a new interpreter, which is like multiprocessing's children from now on.
+
+        It has the trainer's `sys.argv` and key.
+        """
         environment = payload.environment()
         sys.argv[:] = environment.argv
+        spawn.prepare(environment.preparation)
         return cls(payload, environment)
 
     def __init__(self, content: Payload | tuple[WorkerSpec, Definitions], environment: Environment) -> None:

@@ -77,14 +77,35 @@ def _util() -> ModuleType | None:
     return sys.modules.get("multiprocessing.util")
 
 
-def reset_signals() -> None:
-    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
+def use_tracker(descriptor: int) -> None:
+    """Have the trainer's resource tracker keep the names of shared memory and semaphores that are made here."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker._resource_tracker._fd = descriptor  # type: ignore[attr-defined]  # noqa: SLF001 - as spawn_main does
+    share_with_forks(0, descriptor)  # a frozen program's spawn_main has duplicated stdin
+
+
+def reset_signals(survived: Iterable[int] | None = None) -> None:
+    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it.
+
+    `survived`: the signals that the program handles, which then do nothing here; None: those that are blocked.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may print, although it isn't in the terminal's foreground
-        for number in (signal.SIGCHLD, signal.SIGTERM):
+    if sys.platform == "win32":
+        return
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may print, although it isn't in the terminal's foreground
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    survived = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()) if survived is None else survived)
+    for number in signal.valid_signals() - {signal.SIGINT, signal.SIGCHLD, DUMP_SIGNAL}:
+        if number in survived:
+            signal.signal(number, _do_nothing)
+        elif callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _do_nothing(*_: object) -> None:
+    """Handle a signal. An ignored one would stay ignored in the programs that the dataset starts."""
 
 
 _PR_SET_PDEATHSIG = 1
@@ -123,10 +144,23 @@ def end_group(leader: int) -> None:
 def flush_streams() -> None:
     """Flush the output buffers of Python and C. Else a fork would print its copy of them once more."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, broken or None
+        with suppress(Exception):  # closed, broken, None or the user's own
             stream.flush()
     if sys.platform != "win32":
         ctypes.CDLL(None).fflush(None)
+
+
+def fork_quietly() -> int:
+    """Fork this process, whatever threads it has. Return as `os.fork` does.
+
+    `warnings.catch_warnings` would forget which warnings were shown.
+    """
+    filters: Any = warnings.filters
+    warnings.filters = [("ignore", None, DeprecationWarning, None, 0), *filters]
+    try:
+        return os.fork()
+    finally:
+        warnings.filters = filters
 
 
 def end_process(exit_code: int) -> NoReturn:
@@ -232,8 +266,8 @@ _LOOK_EVERY_MS = 2
 _ALLOCATORS = frozenset({"jemalloc_bg_thd"})
 """Threads of memory allocators, by name. pyarrow starts one when it is imported."""
 
-_STATELESS = frozenset((1, minor) for minor in (3, 5, 7, 8, 9))
-"""The devices null, zero, full, random and urandom, from Linux's devices.txt. They have no state to share."""
+_FOR_FORKS: set[tuple[int, int]] = set()
+"""The files, by device and inode, that forks are to share."""
 
 _OWN_MEMORY = "/memfd:swift_loader"
 """What the link of a descriptor of `SharedMemory` begins with. Nobody uses its offset."""
@@ -290,6 +324,11 @@ class ForkHazards:
         return "; ".join(parts)
 
 
+def share_with_forks(*descriptors: int) -> None:
+    """Count these files as no hazard, whatever descriptor they have: forks are to share them."""
+    _FOR_FORKS.update((status.st_dev, status.st_ino) for status in map(os.fstat, descriptors))
+
+
 def _thread_name(thread: str) -> str:
     """Return the kernel's name of one of this process's threads; empty if it has ended."""
     with suppress(OSError):
@@ -298,11 +337,13 @@ def _thread_name(thread: str) -> str:
 
 
 def _describe(number: int) -> str:
-    """Return a descriptor's number and target; empty if it is closed or has no state to share."""
+    """Return a descriptor's number and target; empty if it is closed, a device, or meant for forks.
+
+    Libraries open devices (a GPU, /dev/urandom) that have no offset to share.
+    """
     try:
         status = os.fstat(number)
-        device = os.major(status.st_rdev), os.minor(status.st_rdev)
-        if stat.S_ISCHR(status.st_mode) and device in _STATELESS:
+        if stat.S_ISCHR(status.st_mode) or (status.st_dev, status.st_ino) in _FOR_FORKS:
             return ""
         target = os.readlink(f"/proc/self/fd/{number}")
         return "" if target.startswith(_OWN_MEMORY) else f"{number} ({target})"

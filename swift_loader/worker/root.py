@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.messages import Blank, Frame, Refused, Warmed
-from swift_loader.worker.process import ForkHazards, StackDumper, importing, run_and_exit
+from swift_loader.worker.process import ForkHazards, StackDumper, importing, reset_signals, run_and_exit
 from swift_loader.worker.template import ForkServer, be_template, set_up
 from swift_loader.worker.torch_worker import set_num_threads
 
@@ -65,9 +66,14 @@ _INSTALLED = tuple({os.path.dirname(os.__file__), *(os.path.join(sys.prefix, nam
 """Where installed modules are."""
 
 
+_SURVIVED = {getattr(signal, f"SIG{name}") for name in ("ALRM", "HUP", "QUIT", "TERM", "USR1", "USR2", "XCPU")}
+"""What a program may handle by then. If it doesn't, it ends, and this process with it."""
+
+
 def main() -> NoReturn:
     """Run a root in a new interpreter."""
     channel, _ = set_up()
+    reset_signals(_SURVIVED)
     run_and_exit(partial(_be_root, Channel.from_descriptor(channel)))
 
 

@@ -24,7 +24,6 @@ import os
 import select
 import signal
 import sys
-import warnings
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -45,10 +44,13 @@ from swift_loader.worker.process import (
     end_group,
     finish_multiprocessing,
     flush_streams,
+    fork_quietly,
     lead_group,
     reset_multiprocessing,
     reset_signals,
     run_and_exit,
+    share_with_forks,
+    use_tracker,
 )
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_worker import set_num_threads
@@ -299,10 +301,8 @@ class FallbackTemplate:
         template = os.getpid()
         wait, go = os.pipe()
         flush_streams()  # else the fallback would print the buffers' content once more
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which may be about to end
-            with explaining_starts("a process"):
-                pid = os.fork()
+        with explaining_starts("a process"):
+            pid = fork_quietly()
         if pid:
             os.close(wait)
             return cls(pid, go)
@@ -336,17 +336,18 @@ def main() -> NoReturn:
 
 
 def set_up() -> tuple[int, int]:
-    """Get a new interpreter ready; `sys.argv` is (-c, channel, trainer's pid, traces, directory, *import path).
+    """Get a new interpreter ready; `sys.argv` is (-c, channel, trainer's pid, traces, directory, tracker, *path).
 
     Returns the descriptors of the channel and for traces.
     """
     reset_signals()
-    channel, trainer_pid, traces = (int(argument) for argument in sys.argv[1:4])
+    channel, trainer_pid, traces, _, tracker = (int(argument) for argument in sys.argv[1:6])
     die_with_parent(trainer_pid)
     lead_group()
     open_standard_streams()
-    for descriptor in (channel, traces):
+    for descriptor in (channel, traces, tracker):
         os.set_inheritable(descriptor, False)
+    use_tracker(tracker)
     return channel, traces
 
 
@@ -381,9 +382,16 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     if received is None:
         return 0
     frame = unpack_frame(received.data)
-    if frame.kind is not Kind.PAYLOAD or len(received.descriptors) != 1:
+    if frame.kind is not Kind.PAYLOAD:
         raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
-    payload = Payload.in_file(PayloadLayout.unpack(frame), received.descriptors[0])
+    layout, descriptors = PayloadLayout.unpack(frame), received.descriptors
+    while len(descriptors) < layout.num_descriptors:
+        if (received := channel.receive()) is None:
+            return 0
+        descriptors += received.descriptors
+    share_with_forks(*descriptors[1:])
+    payload = Payload.in_file(layout, *descriptors)
+    reset_signals(payload.environment().handled)
     return Template(channel, DatasetBuilder.of(payload), stack_dumper).run()
 
 

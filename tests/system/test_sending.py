@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import queue
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader import SwiftLoader
+from swift_loader import DataLoader, SwiftLoader
 from swift_loader.errors import EncodeError
-from tests.support.helpers import exhaustive, make_loader, needs_template, set_environ
+from tests.support.helpers import HANG_S, ROOT, exhaustive, make_loader, needs_template, set_environ
 
 
 class Holding:
@@ -110,3 +115,63 @@ def test_workers_have_the_default_dtype_of_the_trainer_and_the_number_of_threads
         torch.set_default_dtype(torch.float32)
     assert values.dtype == torch.float64
     assert nums_of_threads.tolist() == [2] * 4
+
+
+# What multiprocessing hands over to a child
+
+HANDED_OVER = (
+    *("shared tensor", "views of one tensor", "parameters", "300 shared tensors", "shared memory by name"),
+    *("shared memory", "Value", "Array", "RawArray", "RawValue", "a ctypes value of its own", "Event", "Barrier"),
+    *("Queue", "SimpleQueue", "Pipe", "socket", "a manager's dict", "Lock", "RLock", "Semaphore", "BoundedSemaphore"),
+    *("Condition", "authkey", "log level", "a parent", "sys.argv", "environment", "working directory"),
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("DataLoader", "fork"),
+        ("DataLoader", "forkserver"),
+        pytest.param(("DataLoader", "spawn"), marks=pytest.mark.slow),
+        pytest.param(("SwiftLoader", "template"), marks=pytest.mark.slow),
+        pytest.param(("SwiftLoader", "spawn"), marks=pytest.mark.slow),
+        pytest.param(("dataset_class", "template"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def problems(request: pytest.FixtureRequest) -> dict[str, str]:
+    command = [sys.executable, "-m", "tests.support.handed_over", *request.param]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True, cwd=ROOT)
+    found: dict[str, str] = json.loads(finished.stdout)
+    return found
+
+
+@needs_template
+@pytest.mark.parametrize("what", HANDED_OVER)
+def test_workers_get_what_children_of_multiprocessing_get(what: str, problems: dict[str, str]) -> None:
+    assert set(problems) == set(HANDED_OVER)
+    assert problems[what] == ""
+
+
+@needs_template
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_nobody_is_forked_who_asked_not_to(method: str) -> None:
+    lock = multiprocessing.get_context("fork").Lock()
+    dataset: Any = Holding(lock)
+    loader: DataLoader[Any] = DataLoader(dataset, num_workers=1, multiprocessing_context=method)
+    with pytest.raises(
+        RuntimeError, match=r"^dataset\.held is a multiprocessing.synchronize.Lock.*fork context"
+    ) as told:
+        iter(loader)
+    assert told.type is EncodeError
+
+
+@needs_template
+def test_an_npz_file_and_a_weak_proxy_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        for held in (arrays, [weakref.proxy(threading.current_thread())]):
+            dataset: Any = Holding(held)
+            loader: DataLoader[Any] = DataLoader(dataset, num_workers=1, multiprocessing_context="forkserver")
+            with pytest.raises(EncodeError, match=r"^dataset\.held"):
+                iter(loader)

@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
 from swift_loader.executors.handle import GONE, Handle
 from swift_loader.executors.inbox import WorkerInbox
@@ -24,7 +24,7 @@ from swift_loader.scheduler.messages import Death, Ended, Event
 from swift_loader.transport.channel import new_epoll, new_eventfd
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.process import refuse_start
-from swift_loader.worker.spec import WorkerSpec
+from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 # Waits in epoll_wait(2) for worker processes, and uses no CPU while nothing happens.
 
@@ -186,6 +186,12 @@ class TemplateFleet(Fleet):
 
     def run(self) -> None:
         """Start the first workers; see `Fleet`."""
+        if self.notice and self.spec.options.start_method is StartMethod.TEMPLATE and not self.starter.are_forkable:
+            warn(
+                f"the workers are fresh interpreters, which take longer to start and more memory than forks, because "
+                f"{self.notice}. Open files and start threads in __getitem__. If this is meant, give "
+                f"start_method='spawn' (DataLoader: multiprocessing_context='spawn')"
+            )
         self.starter.call(self.starter.start_first).result()
         self.starter.start_others()
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
-from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
+from swift_loader.errors import DatasetMismatch, EncodeError, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
@@ -21,7 +22,7 @@ from swift_loader.executors.process.template import ServerLaunch, TemplateProces
 from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
 from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
-from swift_loader.transport.channel import Channel, duplicate, explaining_limits
+from swift_loader.transport.channel import MAX_DESCRIPTORS, Channel, duplicate, explaining_limits
 from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Payload, PayloadLayout, modules_of, pack_payload, write_payload
 from swift_loader.worker.spec import StartMethod
@@ -45,13 +46,10 @@ _HANGS = (
 )
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
-    "process has changed since. "
+    "process has changed since. No fresh interpreter can take its place: {}. {}"
 )
-_ADVICE = "Make a new loader, or have it replaced: give start_method='template', and a dataset that can be serialised"
-_ADVICE_LIKE_TORCH = (
-    "Go on with a new epoch, or from the loader's state_dict(). Or have it replaced: give "
-    "multiprocessing_context='forkserver', and a dataset that can be serialised"
-)
+_ADVICE = "Make a new loader"
+_ADVICE_LIKE_TORCH = "Go on with a new epoch, or from the loader's state_dict()"
 
 
 FIRST_WORKERS = 4
@@ -75,8 +73,8 @@ class Starter(LoopThread):
         """Start nothing. The workers are for this fleet, which closes this object."""
         super().__init__("starter")
         self._fleet = fleet
-        self._payload: tuple[PayloadLayout, int] | None = None
-        """The payload and its descriptor, kept so that each later template gets the same."""
+        self._payload: tuple[PayloadLayout, list[int]] | None = None
+        """The payload and its descriptors, kept so that each later template gets the same."""
         self._launch: ServerLaunch | None = None
         """Starts interpreters in the recorded environment, which forks of the root have, too."""
         self._modules = fleet.spec.modules
@@ -102,7 +100,7 @@ class Starter(LoopThread):
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of the templates; some may be -1."""
-        payload = [] if self._payload is None else [self._payload[1]]
+        payload = [] if self._payload is None else self._payload[1]
         directory = [] if self._launch is None else [self._launch.directory]
         return [*super().descriptors(), *payload, *directory]
 
@@ -126,20 +124,21 @@ class Starter(LoopThread):
                     raise LoaderClosed("the loader was closed; make a new one") from None
                 raise
             return
-        launch, descriptor = ServerLaunch(), -1
+        launch, descriptors = ServerLaunch(), list[int]()
         try:
             if self._start_method is StartMethod.TEMPLATE:
                 self._ahead = ROOTS.fork_ahead(launch, self._modules)
-            layout, descriptor, fleet.definitions = write_payload(spec, spec.modules)
-            self._modules = tuple(dict.fromkeys((*self._modules, *modules_of(layout, descriptor))))
+            layout, descriptors, definitions = write_payload(spec, spec.modules, len(fleet.definitions))
+            fleet.definitions.extend(definitions)
+            self._modules = tuple(dict.fromkeys((*self._modules, *modules_of(layout, descriptors[0]))))
             with self.lock:
                 if not self.is_open:
                     raise LoaderClosed("the loader was closed; make a new one")
-                self._payload, self._launch = (layout, descriptor), launch
+                self._payload, self._launch = (layout, descriptors), launch
         except BaseException:
             if self._launch is launch:  # interrupted behind it: `close` closes them
                 raise
-            if descriptor >= 0:
+            for descriptor in descriptors:
                 os.close(descriptor)
             launch.close()
             if self._ahead is not None:
@@ -163,9 +162,9 @@ class Starter(LoopThread):
         """
         if self._launch is None or self._payload is None or not self._launch.is_current():
             return False
-        spec, (layout, descriptor) = self._fleet.spec, self._payload
-        now, _ = pack_payload(spec, spec.modules)
-        return now.is_same(Payload.in_file(layout, duplicate(descriptor)))
+        spec, (layout, descriptors) = self._fleet.spec, self._payload
+        now, _ = pack_payload(spec, spec.modules, hands_over=True)
+        return now.is_same(Payload.in_file(layout, duplicate(descriptors[0])))
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
@@ -181,8 +180,8 @@ class Starter(LoopThread):
             template.close()
         payload, self._payload = self._payload, None  # before it is closed, see `Holder`
         launch, self._launch = self._launch, None
-        if payload is not None:
-            os.close(payload[1])
+        for descriptor in payload[1] if payload is not None else ():
+            os.close(descriptor)
         if launch is not None:
             launch.close()
         if self._ahead is not None:
@@ -193,14 +192,16 @@ class Starter(LoopThread):
 
     def build_first(self) -> float:
         """Start the first template, and wait until it has built the dataset. Return the seconds that it needed."""
-        began_s = time.monotonic()
+        began_s, built = time.monotonic(), None
         if self._fork is not None:
             template = self.templates[0]
             self._listen(template)
-            if (built := self._wait_built(template)) is None:
-                raise self._death_of(template)
-            self._fleet.datasets.compare(built.report, "the template process")
-        else:
+            if (built := self._wait_built(template)) is not None:
+                self._fleet.datasets.compare(built.report, "the template process")
+            else:
+                self._leave_fork(template)
+                self._remove_dead(template)
+        if built is None:
             if self._start_method is StartMethod.SPAWN and self._is_torch:
                 self._add_ahead(0)
             answer = self._build_another().answer  # one at a time: it may prepare what later ones find, as a download
@@ -230,8 +231,9 @@ class Starter(LoopThread):
             if blank is not None:
                 blank.close()  # it has started, or isn't wanted any more
         self._listen(template)
-        layout, descriptor = self._payload
-        template.send(layout.pack(), descriptor)
+        layout, descriptors = self._payload
+        for begin in range(0, len(descriptors), MAX_DESCRIPTORS):
+            template.send(layout.pack(), *descriptors[begin : begin + MAX_DESCRIPTORS])
         return template
 
     def _fork_root(self, launch: ServerLaunch) -> BlankTemplate | None:
@@ -306,11 +308,12 @@ class Starter(LoopThread):
         process.kill()
         return ForkHangs(_HANGS.format(f"{who} (pid {process.pid})", how, instead, stacks))
 
-    def _death_of(self, template: TemplateProcess) -> WorkerDied:
+    def _death_of(self, template: TemplateProcess, why_left: EncodeError | None = None) -> WorkerDied:
         diagnostics, explainer = template.diagnostics, self._fleet.explainer
         reason = f"{explainer.build} and starts the workers"
-        if self.forks_trainer:
-            reason = _NO_SECOND_FORK + (_ADVICE_LIKE_TORCH if self._is_torch else _ADVICE)
+        if why_left is not None:
+            advice = _ADVICE_LIKE_TORCH if self._is_torch else _ADVICE
+            reason = _NO_SECOND_FORK.format(why_left.fact, advice)
         return explainer.died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
@@ -324,14 +327,33 @@ class Starter(LoopThread):
     def _living(self) -> TemplateProcess:
         """Return the template that workers are forked from. If it is gone, replace it first.
 
-        Raises `WorkerDied` if it was a fork of the trainer, which can't be made again.
+        Raises `WorkerDied` if it was a fork of the trainer, and no other process can take its place.
         """
         while self.templates[0].is_gone:
             if self.forks_trainer:
-                raise self._death_of(self.templates[0])
+                self._leave_fork(self.templates[0])
             self._remove_dead(self.templates[0])
             self._build_again()
         return self.templates[0]
+
+    def _leave_fork(self, template: TemplateProcess) -> None:
+        """Have fresh interpreters take the place of a fork of the trainer, which is gone.
+
+        Raises how it died if the dataset can't be sent to them.
+        """
+        fleet = self._fleet
+        before, mode = fleet.spec, fleet.spec.options.torch
+        mode = mode and replace(mode, pool=None, kept={})  # only forks have the mappings
+        fleet.spec = replace(before, options=replace(before.options, start_method=StartMethod.TEMPLATE, torch=mode))
+        fleet.datasets.compares_seeds = before.options.dataset is None
+        try:
+            self._start_method = StartMethod.TEMPLATE
+            self.prepare()
+        except LoaderClosed:
+            raise Stopped from None
+        except EncodeError as error:
+            self._start_method = StartMethod.FORK
+            raise self._death_of(template, error) from error
 
     def _build_another(self) -> TemplateProcess:
         """Return a template that will become a worker: one that isn't a worker yet, or a new one."""

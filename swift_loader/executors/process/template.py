@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.environment import SET_BY_LIBRARIES, Launch
@@ -20,7 +21,7 @@ from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.trainer_fork import Start
-from swift_loader.runtime import blocked, explaining_starts
+from swift_loader.runtime import blocked, explaining_starts, handled_signals
 from swift_loader.transport.channel import (
     Channel,
     avoid_std_streams,
@@ -37,7 +38,7 @@ from swift_loader.worker.process import end_group
 # Starts the interpreters of a loader's templates, and of roots, in one recorded environment.
 
 _PROGRAM = (
-    "import posix, sys; posix.fchdir(int(sys.argv[4])); posix.close(int(sys.argv[4])); sys.path[:] = sys.argv[5:]; "
+    "import posix, sys; posix.fchdir(int(sys.argv[4])); posix.close(int(sys.argv[4])); sys.path[:] = sys.argv[6:]; "
     "from swift_loader.worker.{} import main; main()"
 )
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
@@ -87,11 +88,12 @@ class ServerLaunch(Launch):
     def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
         """Start an interpreter, which gets copies of the descriptors. A root owns nothing but channel and stderr."""
         traces = channel if self.program == "root" else traces
+        tracker = resource_tracker.getfd()
         return self.open(
             _PROGRAM.format(self.program),
-            *(channel, os.getpid(), traces, self.directory),
+            *(channel, os.getpid(), traces, self.directory, tracker),
             stderr=stderr,
-            pass_fds=[channel, traces, self.directory],
+            pass_fds=[channel, traces, self.directory, tracker],
             umask=self.umask,
         )
 
@@ -262,8 +264,8 @@ class ServerProcess(PidfdProcess):
         FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
         try:
-            # A Ctrl-C before the process ignores SIGINT would print a traceback: it starts with the signal blocked.
-            with blocked({signal.SIGINT}), FORKS.starting, explaining_starts("a process"):
+            # Until the process has its own handlers, what the program handles, as Ctrl-C, is blocked.
+            with blocked({signal.SIGINT, *handled_signals()}), FORKS.starting, explaining_starts("a process"):
                 self._process = start.start(theirs.fileno(), traces, stderr)
             self.pid = self._process.pid
             try:

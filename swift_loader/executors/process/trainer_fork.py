@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from types import FunctionType
 from typing import NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.runtime import blocked
+from swift_loader.runtime import blocked, handled_signals
 from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.payload import Environment
@@ -37,6 +36,7 @@ from swift_loader.worker.process import (
     die_with_parent,
     exit_code_of,
     flush_streams,
+    fork_quietly,
     lead_group,
     reset_multiprocessing,
     reset_signals,
@@ -116,15 +116,11 @@ def be_forked_template(pidfd: int, pipes: tuple[int, int, int], builder: Dataset
     lead_group()
     channel, traces, stderr = (fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3) for descriptor in pipes)
     _replace_descriptors(stderr, {*_descriptors(), *pipes})
-    # What the trainer has set for itself in this interpreter.
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    # What the trainer has set for itself in this interpreter. Its own stdout stays, as in torch's workers.
     sys.excepthook = sys.__excepthook__
     reset_multiprocessing()
     signal.set_wakeup_fd(-1)  # else each signal here would wake the trainer's asyncio loop
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    reset_signals()  # unblocks them
+    reset_signals(handled_signals())  # unblocks them
     run_and_exit(partial(be_template, Channel.from_descriptor(channel), StackDumper(traces), builder, pidfd))
 
 
@@ -169,9 +165,8 @@ class TrainerFork:
         builder = DatasetBuilder((self._spec, self.definitions), environment)
         flush_streams()  # else the fork would print the buffers' content once more
         try:
-            with blocked(signal.valid_signals()), warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the user asked for a fork
-                self._child = ForkedChild(os.fork())
+            with blocked(signal.valid_signals()):
+                self._child = ForkedChild(fork_quietly())
                 if self._child.pid == 0:
                     exit_code = 1
                     try:
