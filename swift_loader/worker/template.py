@@ -40,6 +40,7 @@ from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
     ForkHazards,
     StackDumper,
+    be_child,
     die_with_parent,
     end_group,
     finish_multiprocessing,
@@ -268,6 +269,8 @@ class Template(ForkServer):
         """Be a worker until it is told to stop; return the exit code."""
         identify(worker)
         reset_multiprocessing()
+        if self._builder.spec.options.torch is None:  # else it takes torch's name for it
+            be_child(f"SwiftLoader worker {worker}")
         failpoint(Failpoint.WORKER_BOOT)
         stack_dumper.start()
         self._builder.run_worker(worker, channel)
