@@ -269,8 +269,8 @@ _ALLOCATORS = frozenset({"jemalloc_bg_thd"})
 _FOR_FORKS: set[tuple[int, int]] = set()
 """The files, by device and inode, that forks are to share."""
 
-_OWN_MEMORY = "/memfd:swift_loader"
-"""What the link of a descriptor of `SharedMemory` begins with. Nobody uses its offset."""
+_MEMORY = ("/memfd:swift_loader", "/dev/shm/")  # noqa: S108 - nothing is made there
+"""What the links of descriptors of shared memory begin with: ours and multiprocessing's. Nobody uses its offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ def _describe(number: int) -> str:
         if stat.S_ISCHR(status.st_mode) or (status.st_dev, status.st_ino) in _FOR_FORKS:
             return ""
         target = os.readlink(f"/proc/self/fd/{number}")
-        return "" if target.startswith(_OWN_MEMORY) else f"{number} ({target})"
+        return "" if target.startswith(_MEMORY) else f"{number} ({target})"
     except OSError:  # the descriptor that listed the folder is closed by now
         return ""
 
