@@ -91,8 +91,8 @@ class Encoder(pickle.Pickler):
         if kind is type or kind is FunctionType or isinstance(obj, type):
             return self._reduce_definition(obj) if travels_by_value(obj) else NotImplemented
         torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor:
-            return self._reduce_tensor(obj, torch)
+        if torch is not None and isinstance(obj, torch.Tensor):
+            return self._reduce_tensor(obj, torch) if kind is torch.Tensor else self._reduce_subclass(obj, torch)
         return NotImplemented
 
     def _reduce_array(self, array: NDArray[Any]) -> Any:
@@ -115,6 +115,15 @@ class Encoder(pickle.Pickler):
         if tensor.__dict__:
             return rebuild, fields, tensor.__dict__, None, None, update_attributes
         return rebuild, fields
+
+    def _reduce_subclass(self, tensor: torch.Tensor, torch: ModuleType) -> Any:
+        """Reduce a tensor of a subclass as torch does, but without what a view doesn't show of its storage."""
+        kind, base = type(tensor), torch.Tensor
+        is_own = kind.__reduce_ex__ is not base.__reduce_ex__ or kind.__torch_dispatch__ is not base.__torch_dispatch__
+        if is_own or tensor.requires_grad or tensor.layout is not torch.strided or not can_reduce_tensor(tensor):
+            return NotImplemented
+        rebuild, fields = self._take_apart(tensor.as_subclass(base), torch)
+        return torch._tensor._rebuild_from_type_v2, (rebuild, kind, fields, torch._utils._get_obj_state(tensor))  # noqa: SLF001 - as `Tensor.__reduce_ex__`
 
     def _take_apart(self, tensor: torch.Tensor, torch: ModuleType) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if tensor.layout is torch.sparse_coo:
