@@ -8,15 +8,18 @@ memory that all processes map. An access makes a new object of a few bytes.
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import operator
 import pickle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache, partialmethod
 from hashlib import blake2b
 from itertools import chain, islice, repeat
-from types import FunctionType, SimpleNamespace
-from typing import Any, TypeVar, overload
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +45,13 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _HINT = "Keep files, locks and connections out of the list, or leave it an ordinary list, without shared=True"
 
 _Element_co = TypeVar("_Element_co", covariant=True)
-_State = tuple[SharedMemory, type, int, tuple[Any, ...]]
-"""The memory, the type of all elements (`object`: they are pickled), their number, and what their pickles refer to."""
+_State = tuple[SharedMemory, type, int, tuple[Any, ...], "SharedList[Any] | None"]
+"""The memory, the type of all elements (`object`: they are pickled), their number, and what their pickles refer to:
+code, and what several of them hold."""
+
+_LIGHT = (int, float, complex, bool, type(None), type, FunctionType, ModuleType)
+_LONG_PART = 100
+"""Bytes from which on it is worth it to keep something once. Then an access takes 3 us longer."""
 
 
 class SharedList(Sequence[_Element_co]):
@@ -57,10 +65,11 @@ class SharedList(Sequence[_Element_co]):
 
     It takes what a list holds. It is smallest and fastest if all elements are `str`, or all `bytes`, `int`, `float` or
     `bool`. Anything else is pickled, element by element: tuples, dicts, None, objects of your own classes, of which the
-    script may define some.
+    script may define some. What several elements of a given list or tuple are or hold is kept once.
 
     Each access makes a new object, of the same type and value as the original. So changing that object changes nothing
-    in the list. A slice is an ordinary list. `nbytes` says how much memory the elements take.
+    in the list. `nbytes` says how much memory the elements take. It has what a list has, but what changes a list raises
+    `TypeError`. A slice is an ordinary list, and so is what `+`, `*` and `copy` return.
 
     It reaches another process by address, so pickling it takes no time: the process that made it must be on the same
     machine, and live. In a file, its pickle is of no use. Ranks of torch.distributed on one machine share the memory of
@@ -72,14 +81,14 @@ class SharedList(Sequence[_Element_co]):
         """Copy the objects into shared memory.
 
         Args:
-            objects: The elements. From a generator, a few thousand of them exist at a time.
+            objects: The elements. From a generator, a few thousand of them exist at a time, and each is kept by itself.
 
         Raises:
             EncodeError: An element can't be pickled. The message names it.
             SharedMemoryFull: There is not enough memory, or no file descriptor is left.
             SharedMemoryLost: When it is unpickled: the process that made it has ended, or is on another machine.
         """
-        self._set_up(*_encode(objects, "objects"))
+        self._set_up(*_encode_list(objects, "objects"))
 
     @classmethod
     def _of(cls, *state: Any) -> SharedList[Any]:
@@ -87,16 +96,18 @@ class SharedList(Sequence[_Element_co]):
         shared._set_up(*state)
         return shared
 
-    def _set_up(self, memory: SharedMemory, kind: type, count: int, things: tuple[Any, ...]) -> None:
-        self._state: _State = (memory, kind, count, things)
+    def _set_up(self, *state: Any) -> None:
+        memory, kind, count, things, parts = state
+        self._state: _State = (memory, kind, count, things, parts)
         """It keeps the memory mapped for `_read`."""
         self._places = range(count)
-        self._read = _reader(memory.bytes.data.toreadonly(), kind, count, things)
+        self._read = _reader(memory.bytes.data.toreadonly(), kind, count, things, parts)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the elements take, in all processes together."""
-        return self._state[0].address.nbytes
+        parts = self._state[-1]
+        return self._state[0].address.nbytes + (0 if parts is None else parts.nbytes)
 
     @overload
     def __getitem__(self, index: int) -> _Element_co: ...
@@ -122,6 +133,29 @@ class SharedList(Sequence[_Element_co]):
 
     __hash__ = None  # type: ignore[assignment]  # as a list's
 
+    def copy(self) -> list[_Element_co]:
+        """Return an ordinary list."""
+        return list(self)
+
+    def _as_lists(self, calculate: Callable[[Any, Any], Any], other: object, *, is_swapped: bool = False) -> Any:
+        own, other = list(self), list(other) if isinstance(other, SharedList) else other
+        return calculate(other, own) if is_swapped else calculate(own, other)
+
+    __add__, __mul__ = partialmethod(_as_lists, operator.add), partialmethod(_as_lists, operator.mul)
+    __radd__, __rmul__ = partialmethod(_as_lists, operator.add, is_swapped=True), __mul__
+    __lt__, __le__ = partialmethod(_as_lists, operator.lt), partialmethod(_as_lists, operator.le)
+    __gt__, __ge__ = partialmethod(_as_lists, operator.gt), partialmethod(_as_lists, operator.ge)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "a SharedList can't be changed, because other processes read it; change a copy, list(shared), and make "
+            "another SharedList of it"
+        )
+
+    if not TYPE_CHECKING:  # which then refuses them, too
+        append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+        __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
     def __deepcopy__(self, memo: object) -> SharedList[_Element_co]:
         return self  # nothing in it can change
 
@@ -132,7 +166,9 @@ class SharedList(Sequence[_Element_co]):
         return f"<SharedList of {len(self):,} {self._state[1].__name__}, {nbytes_text(self.nbytes)}>"
 
 
-def _reader(memory: memoryview, kind: type, count: int, things: tuple[Any, ...]) -> Callable[[int], Any]:
+def _reader(
+    memory: memoryview, kind: type, count: int, things: tuple[Any, ...], parts: SharedList[Any] | None
+) -> Callable[[int], Any]:
     """Return what returns the element at a place: a new object, which doesn't refer to the memory."""
     if kind in _NUMBERS:
         return memory[: count * _NUMBERS[kind].itemsize].cast(_NUMBERS[kind].char).__getitem__
@@ -143,12 +179,43 @@ def _reader(memory: memoryview, kind: type, count: int, things: tuple[Any, ...])
     if kind is bytes:
         return lambda place: bytes(data[ends[place] : ends[place + 1]])
     buffers = repeat(things) if things else None
-    return lambda place: pickle.loads(data[ends[place] : ends[place + 1]], buffers=buffers)
+    if parts is None:
+        return lambda place: pickle.loads(data[ends[place] : ends[place + 1]], buffers=buffers)
+
+    def read_with_parts(place: int) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(data[ends[place] : ends[place + 1]]), buffers=buffers)
+        unpickler.persistent_load = cache(parts.__getitem__)  # type: ignore[method-assign]  # once in an element
+        return unpickler.load()
+
+    return read_with_parts
 
 
-def _encode(objects: Iterable[Any], name: str, kind: type | None = None) -> _State:
-    """Return the state of a list. `name`: of the objects, for errors. `kind`: None: that of the first elements."""
-    pieces, lengths, count, pickler = deque[NDArray[np.uint8]](), [np.zeros(1, np.int64)], 0, _Pickler()
+def _encode_list(objects: Iterable[Any], name: str) -> _State:
+    """Return the state of a list, with what several elements are or hold in a list of its own."""
+    parts = list[Any]()
+    if isinstance(objects, (list, tuple)):  # else elements may be gone, and others have their addresses
+        counts = Counter(map(id, _heavy(objects)))
+        repeated = {id(one): one for one in _heavy(objects) if counts[id(one)] > 1}
+        with suppress(Exception):  # of what can't be pickled, `_encode` tells
+            parts.extend(one for one in repeated.values() if len(_Pickler().pickled(one)) >= _LONG_PART)
+    return _encode(objects, name, object if parts else None, parts)
+
+
+def _heavy(objects: Sequence[Any]) -> Iterator[Any]:
+    """Yield the elements, and what they hold, apart from numbers, code and short text."""
+    for begin in range(0, len(objects), _CHUNK):
+        chunk = objects[begin : begin + _CHUNK]
+        for one in chain(chunk, gc.get_referents(*{id(one): one for one in chunk}.values())):
+            if not isinstance(one, _LIGHT) and not (isinstance(one, (str, bytes)) and len(one) < _LONG_PART):
+                yield one
+
+
+def _encode(objects: Iterable[Any], name: str, kind: type | None = None, parts: Sequence[Any] = ()) -> _State:
+    """Return the state of a list. `name`: of the objects, for errors. `kind`: None: that of the first elements.
+
+    `parts`: what is kept apart, because several elements are or hold it.
+    """
+    pieces, lengths, count, pickler = deque[NDArray[np.uint8]](), [np.zeros(1, np.int64)], 0, _Pickler(parts)
 
     def finished() -> _State:
         if kind not in _NUMBERS:
@@ -160,7 +227,8 @@ def _encode(objects: Iterable[Any], name: str, kind: type | None = None) -> _Sta
             libc.malloc_trim(0)  # in less than 1 ms. Else glibc may keep the freed pieces, as much again
         if torch_distributed() is not None:
             memory = shared_with_ranks(memory, blake2b(memory.bytes.data, digest_size=16).hexdigest())
-        return memory, kind or object, count, pickler.things()
+        kept_apart = SharedList._of(*_encode(parts, f"a part of {name}", object)) if parts else None  # noqa: SLF001
+        return memory, kind or object, count, pickler.things(), kept_apart
 
     source = iter(objects)
     while values := list(islice(source, _CHUNK)):
@@ -209,11 +277,14 @@ def _encoded(values: list[Any], kind: type, pickler: _Pickler, name: str, first:
 class _Pickler(pickle.Pickler):
     """Pickles elements. Their pickles refer by number to classes and functions that other processes can't import."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Sequence[Any] = ()) -> None:
         self._stream, self._definitions = io.BytesIO(), Definitions()
         self._mark = mark = pickle.PickleBuffer(bytearray(1))
         """Stands for all these things. `pickle.loads` puts there what `buffers` gives it."""
         super().__init__(self._stream, protocol=5, buffer_callback=lambda buffer: buffer is not mark)
+        if parts:
+            numbers = {id(part): number for number, part in enumerate(parts)}
+            self.persistent_id = lambda thing: numbers.get(id(thing))  # type: ignore[method-assign]
 
     def pickled(self, value: object) -> bytes:
         """Return the pickle of an element."""
@@ -256,7 +327,7 @@ def share_lists(dataset: Any) -> Any:
         for name, value in _attributes(thing):
             if type(value) is list and len(value) >= LONG and not any(map(_is_indexable, set(map(type, value)))):
                 if id(value) not in shared:
-                    state = _encode(value, f"{path}.{name}".lstrip("."))
+                    state = _encode_list(value, f"{path}.{name}".lstrip("."))
                     shared[id(value)] = value, SharedList._of(*state)  # noqa: SLF001
                 object.__setattr__(thing, name, shared[id(value)][1])
             else:

@@ -82,6 +82,68 @@ def test_it_equals_a_list_with_equal_elements(values: list[Any], others: list[An
         assert (value in shared, shared.count(value)) == (value in values, values.count(value))
 
 
+@given(LISTS, LISTS, st.integers(-1, 2))
+def test_it_calculates_and_compares_as_a_list(values: list[Any], others: list[Any], times: int) -> None:
+    shared: Any = SharedList(values)
+    for calculate in (operator.add, operator.lt, operator.le, operator.gt, operator.ge):
+        expected = attempt(calculate, values, others)
+        for left, right in ((shared, others), (shared, SharedList(others)), (values, SharedList(others))):
+            assert attempt(calculate, left, right) == expected
+    assert repr([shared * times, times * shared, shared.copy(), [*reversed(shared)]]) == repr(
+        [values * times, times * values, values, values[::-1]]
+    )
+    assert [shared.index(value) for value in values if value == value] == [  # noqa: PLR0124 - no NaN
+        values.index(value)
+        for value in values
+        if value == value  # noqa: PLR0124
+    ]
+    with pytest.raises(TypeError):
+        shared + tuple(others)
+
+
+def attempt(calculate: Callable[..., Any], *values: Any) -> str:
+    try:
+        return repr(calculate(*values))
+    except TypeError as error:  # such as None < 3
+        return type(error).__name__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it: it.append(1),
+        lambda it: it.sort(key=abs),
+        lambda it: operator.setitem(it, 0, 1),
+        lambda it: operator.delitem(it, 0),
+        lambda it: operator.iadd(it, [1]),
+        lambda it: operator.imul(it, 2),
+    ],
+)
+def test_a_change_is_refused_with_advice(change: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"can't be changed.*list\(shared\)"):
+        change(SharedList([1, 2]))
+
+
+class Held:
+    def __init__(self, number: int, what: Any) -> None:
+        self.number, self.what = number, what
+
+
+@pytest.mark.parametrize("hold", [lambda _, x: x, lambda i, x: (i, x), lambda i, x: {"n": i, "x": x, "y": x}, Held])
+@pytest.mark.parametrize("what", ["text" * 5000, {"numbers": list(range(5000))}, np.zeros(2500)])
+def test_what_many_elements_hold_is_kept_once(hold: Callable[[int, Any], Any], what: Any) -> None:
+    values = [hold(number, what) for number in range(200)]
+    shared: Any = SharedList(values)
+
+    assert shared.nbytes < 3 * len(pickle.dumps(what)) + 200 * 200
+    restored: Any = pickle.loads(pickle.dumps(shared))
+    assert pickle.dumps(restored[7]) == pickle.dumps(pickle.loads(pickle.dumps(values[7])))
+    if isinstance(shared[0], dict) and "x" in shared[0]:
+        first, again = shared[0], shared[0]
+        assert first["x"] is first["y"]
+        assert first["x"] is not again["x"]
+
+
 class Local:
     def __init__(self, value: int) -> None:
         self.value = value
