@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_loader.batch.collate import BatchMemory, default_collate
+    from swift_loader.cache import cached
     from swift_loader.dataloader.dataloader import DataLoader
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetch import DevicePrefetcher, batch_key
@@ -83,7 +84,6 @@ if TYPE_CHECKING:
     from swift_loader.samplers.weighted import StratifiedBatchSampler, WeightedBatchSampler
     from swift_loader.sampling.mixture import Mixture
     from swift_loader.scheduler.sample_errors import SampleFailure
-    from swift_loader.shared.cache import cached
     from swift_loader.shared.lists import SharedList
     from swift_loader.worker.seeding import sample_rng
     from swift_loader.worker.stream import Stateful
@@ -156,7 +156,7 @@ _HOMES = {
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
     "WeightedBatchSampler": "swift_loader.samplers.weighted",
     "batch_key": "swift_loader.device.prefetch",
-    "cached": "swift_loader.shared.cache",
+    "cached": "swift_loader.cache",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",
     "sample_rng": "swift_loader.worker.seeding",

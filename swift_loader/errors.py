@@ -91,11 +91,19 @@ class SharedMemoryLost(SwiftLoaderError, OSError):
 
 
 class CacheMismatch(SwiftLoaderError, ValueError):
-    """A file isn't a cache of this dataset's samples. The message names the file and what differs."""
+    """A cache can't have this dataset's samples: a file has others, or they draw random numbers."""
+
+
+class SamplesDraw(CacheMismatch):
+    """The samples of a cached dataset draw random numbers."""
 
 
 class CacheCorrupt(SwiftLoaderError):
     """The file of a cache is damaged where nothing can be made again: its header, or where its entries end."""
+
+
+OF_ALL_SAMPLES = (CacheMismatch, CacheCorrupt)
+"""Errors that a sample raises and that aren't its own, so leaving it out is no remedy."""
 
 
 class NoDescriptorsLeft(SwiftLoaderError, OSError):

@@ -46,11 +46,22 @@ def _cores_in(_second: int) -> float:
 def available_memory() -> int:
     """Return how many bytes this process and its children may still use; 0 if the system doesn't tell.
 
-    Pages of files that the kernel could drop count as free.
+    Pages of files that the kernel could drop count as free. RLIMIT_AS counts as the limit of this process.
     """
     of_system = _field(_read("/proc/meminfo"), "MemAvailable:") * 1024 or math.inf
-    least = min([of_system, *map(free_in, groups_of("memory"))])
+    least = min([of_system, _free_addresses(), *map(free_in, groups_of("memory"))])
     return 0 if math.isinf(least) else int(least)
+
+
+def _free_addresses() -> float:
+    """Return how many bytes more this process may map; infinite without a limit."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return math.inf
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = _field(_read("/proc/self/status"), "VmSize:") * 1024
+    return math.inf if soft == resource.RLIM_INFINITY else max(0, soft - mapped)
 
 
 def main_thread_ns() -> tuple[int, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from swift_loader.errors import EncodeError, RemoteTraceback, TooManyErrors, noted, warn
+from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, RemoteTraceback, TooManyErrors, noted, warn
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 
 MIN_ITEMS = 100
@@ -225,7 +225,7 @@ class FailurePolicy:
         Raises the item's error if none may fail, `TooManyErrors` if too many have failed.
         """
         raised = explained(error, self.stage, item)
-        if not self.skips or isinstance(error, BrokenExecutor) or not isinstance(error, Exception):
+        if not self.skips or isinstance(error, (BrokenExecutor, *OF_ALL_SAMPLES)) or not isinstance(error, Exception):
             raise raised
         self.failed[self.epoch] += 1
         if self.places is not None and max(self.max_errors or 0, self.tally.max_errors or 0) >= 1:

@@ -125,21 +125,49 @@ class SharedMemory:
 _IMPORTER = ProcessOwner()
 
 
+def place_of_ranks() -> tuple[Any, str] | None:
+    """Return the store of torch.distributed, and what the names there begin with that only ranks of this machine use.
+
+    None: there is no other rank, or this is a fork, which must not use the store's connection.
+    """
+    distributed = torch_distributed()
+    if distributed is None or distributed.get_world_size() == 1 or not _IMPORTER.is_here():
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return default_store(distributed), f"swift_loader/{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
+
+
 def shared_with_ranks(memory: SharedMemory, key: str) -> SharedMemory:
     """Return the memory that another rank of this machine told of under this key; if there is none, this one.
 
     No rank waits for another: the store of torch.distributed tells who was first. Where it can't, or the other rank may
     not be looked at, this rank keeps its own.
     """
-    distributed = torch_distributed()
-    if distributed is None or not _IMPORTER.is_here():  # a fork must not use the store's connection
-        return memory
     mine, known = json.dumps(memory.address), ""
     with suppress(Exception):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        place = f"swift_loader/{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}/{key}"
-        while (known := default_store(distributed).compare_set(place, known, mine).decode()) != mine:
-            with suppress(SharedMemoryLost):  # it is gone, so the next round puts this one in its place
-                address = Address(*json.loads(known))
-                return SharedMemory.of(SharedMemory.at(address).open(), address.nbytes)
+        if (found := place_of_ranks()) is not None:
+            store, place = found
+            while (known := store.compare_set(f"{place}/{key}", known, mine).decode()) != mine:
+                with suppress(SharedMemoryLost):  # it is gone, so the next round puts this one in its place
+                    address = Address(*json.loads(known))
+                    return SharedMemory.of(SharedMemory.at(address).open(), address.nbytes)
     return memory
+
+
+def noted_by_ranks(memory: SharedMemory, key: str) -> list[SharedMemory]:
+    """Note this memory for the other ranks of this machine. Return what they have noted, as far as it is still there.
+
+    Without other ranks, that is nothing.
+    """
+    others: list[SharedMemory] = []
+    with suppress(Exception):
+        if (found := place_of_ranks()) is not None:
+            (store, place), known, wanted = found, "", None
+            while known != wanted:
+                others.clear()
+                for address in json.loads(known or "[]"):
+                    with suppress(SharedMemoryLost):
+                        others.append(SharedMemory.at(Address(*address)))
+                wanted = json.dumps([one.address for one in (*others, memory)])
+                known = store.compare_set(f"{place}/{key}", known, wanted).decode()
+    return others

@@ -12,6 +12,9 @@ Whoever makes a sample claims it first, with a lock of the kernel on one byte fa
 belongs to the opened file, and ends with the process: after a death, the sample is free again, and the space that was
 allocated for it stays unused. Another lock guards the cursor, for the few microseconds of an allocation.
 
+The cursor's page also says where the entries of a cache in memory must end, which other caches may change, and which
+programs were told that the cache is full.
+
 On a disk, all is read and written with pread(2) and pwrite(2). They fail if there is no space, or the file has become
 shorter; a mapping would raise SIGBUS.
 
@@ -25,19 +28,20 @@ import errno
 import json
 import mmap
 import os
+import random
 import select
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import CacheCorrupt, CacheMismatch
+from swift_loader.errors import CacheCorrupt, CacheMismatch, SharedMemoryFull, nbytes_text, warn
 from swift_loader.shared.memory import SharedMemory
 from swift_loader.transport.channel import avoid_std_streams, explaining_limits
 from swift_loader.transport.failpoints import Failpoint, failpoint
@@ -50,8 +54,9 @@ _MAGIC = b"swiftldr"
 _FORMAT = 1
 """Raise it when the layout changes, or how `transport.codec` rebuilds arrays and tensors."""
 
-_READABLE = ("class", "length", "version")
-"""Those of the facts that are no digests."""
+_COMPARED_FACTS = ("class", "length", "version")
+_SALT = "salt"
+"""A fact of a file whose header was changed: the checksum of the first one, which the entries go by."""
 
 _HEADER = struct.Struct("<8sIIQI")
 """Magic, checksum of the rest, format, number of samples, length of the facts, which follow."""
@@ -62,6 +67,9 @@ _MAX_HEADER_BYTES = 4096
 _CURSOR = struct.Struct("<QQ")
 """Where the next entry goes, and the same with all bits flipped."""
 _CURSOR_AT = _MAX_HEADER_BYTES
+_END_AT = _CURSOR_AT + _CURSOR.size
+_TOLD_AT, _NUM_TOLD = _END_AT + 8, 256
+"""The programs that were told: one number each."""
 _INDEX_AT = _CURSOR_AT + 4096
 _WORD = struct.Struct("<Q")
 _FLIPPED = (1 << 64) - 1
@@ -87,6 +95,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 _BUSY = frozenset({errno.EAGAIN, errno.EACCES})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 _PATIENCE_S = 10.0
 """How long to wait for another process that makes a sample. It may be stopped, hang, or have left a fork behind."""
@@ -125,15 +134,19 @@ class _Here:
 class Store:
     """The entries of one dataset. Any thread of any process; a fork and a pickle of it have the same file."""
 
-    def __init__(self, num_samples: int, end: int, memory: SharedMemory | None, path: str = "", salt: int = 0) -> None:
-        """Use a file that exists, of at most `end` bytes: memory that `new_file_bytes` begins, or one with a path.
-
-        Entries of a file with another `salt` count as damaged.
-        """
+    def __init__(self, num_samples: int, memory: SharedMemory | None, path: str = "", limit: int = 0) -> None:
+        """Use a file that exists: memory that `in_memory` begins, or one with a path, of at most `limit` bytes."""
         self.num_samples = num_samples
-        self.end = end
-        self.path, self._salt = path, salt
-        self._memory = memory
+        self.path = path
+        self.memory: Any = memory
+        """`SharedMemory`. None: it is a file."""
+        self.is_read_only = False
+        """Whether this process may not write to the file. It has all samples then."""
+        self._limit = limit
+        self._salt = 0
+        """Entries of a file with another one count as damaged."""
+        self._program = int.from_bytes(os.urandom(8), "little")
+        """Tells the processes that have this object from other programs."""
         self._here: dict[int, _Here] = {}
         """By process."""
         self._identity: tuple[int, int] | None = None
@@ -141,34 +154,94 @@ class Store:
         self._open_index()
 
     @classmethod
-    def in_file(cls, path: str, num_samples: int, nbytes: int, facts: Facts) -> Store:
+    def in_memory(cls, num_samples: int, nbytes: int, facts: Facts) -> Store:
+        """Return an empty store in new memory. Raises `SharedMemoryFull`."""
+        begin = data_offset(num_samples)
+        first = _pack_header(num_samples, facts).ljust(_CURSOR_AT, b"\0") + _pack_cursor(begin)
+        try:
+            memory = SharedMemory([np.frombuffer(first + _WORD.pack(begin + nbytes), np.uint8)], begin + nbytes)
+        except SharedMemoryFull as error:
+            raise SharedMemoryFull(
+                error.errno,
+                f"there is no memory for a cache of {num_samples:,} samples with budget={nbytes_text(nbytes)}, and "
+                f"{nbytes_text(begin)} for its index ({os.strerror(error.errno or 0)}). What is free, the cgroup, "
+                f"RLIMIT_AS and RLIMIT_FSIZE limit it. Give a smaller budget=, or a file, where=",
+            ) from error
+        return cls(num_samples, memory)
+
+    @classmethod
+    def at(cls, memory: SharedMemory, name: str = "", facts: Facts | None = None) -> Store:
+        """Return the store that is in this memory. Raises `CacheMismatch` if its facts are others than these."""
+        num_samples, found = _unpack_header(memory.bytes[:_MAX_HEADER_BYTES].tobytes(), name)
+        if facts is not None:
+            _check_facts(name, {**found, "length": num_samples}, facts)
+        return cls(num_samples, memory)
+
+    @classmethod
+    def in_file(cls, path: str, nbytes: int, facts: Facts) -> Store:
         """Return the store in a file, which is made if there is none, or if it is empty.
 
-        Raises `CacheMismatch` if it isn't a cache, or that of another dataset, `CacheCorrupt` if it is damaged.
+        A file without a version agrees with any. One that has all samples may be read-only. Raises `CacheMismatch` if
+        it isn't a cache, or that of another dataset, `CacheCorrupt` if it is damaged.
         """
-        header = _pack_header(num_samples, facts)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        num_samples = facts["length"]
+        begin = data_offset(num_samples)
+        store = cls(num_samples, None, path, begin + nbytes)
         try:
-            with _locked(descriptor):
-                if os.fstat(descriptor).st_size == 0:
-                    os.pwrite(descriptor, header, 0)
-                found, found_facts = _unpack_header(os.pread(descriptor, _MAX_HEADER_BYTES, 0), path)
-                _check_facts(path, {"length": found, **found_facts}, {"length": num_samples, **facts})
-                begin = data_offset(num_samples)
-                if os.fstat(descriptor).st_size < begin:  # new, or its maker was killed here
+            is_new = os.O_CREAT * (not os.path.exists(path))  # noqa: PTH110 - else Linux may refuse a foreign file
+            descriptor = os.open(path, os.O_RDWR | is_new | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                store.is_read_only = True
+            if not store.is_read_only:
+                raise
+        try:
+            with nullcontext() if store.is_read_only else _locked(descriptor):
+                if os.fstat(descriptor).st_size == 0 and not store.is_read_only:
+                    os.pwrite(descriptor, _pack_header(num_samples, facts), 0)
+                header = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
+                found, found_facts = _unpack_header(header, f"the cache {path!r}")
+                if "version" not in found_facts:
+                    found_facts = {**found_facts, "version": facts.get("version")}
+                _check_facts(f"the cache {path!r}", {**found_facts, "length": found}, facts)
+                store._salt = found_facts.get(_SALT, _header_checksum(header))
+                if os.fstat(descriptor).st_size < begin and not store.is_read_only:  # new, or its maker was killed here
                     os.pwrite(descriptor, _pack_cursor(begin), _CURSOR_AT)
                     os.ftruncate(descriptor, begin)
         finally:
             os.close(descriptor)
-        return cls(num_samples, begin + nbytes, None, path, crc32(header))
+        num_kept = len(store.kept()) if store.is_read_only else num_samples
+        store.rest()
+        if num_kept < num_samples:
+            raise PermissionError(
+                errno.EACCES,
+                f"the cache may only be read, and has {num_kept:,} of {num_samples:,} samples; make it writable, or "
+                f"complete it as a user who may write to it",
+                path,
+            )
+        return store
+
+    def keep_version(self, facts: Facts) -> None:
+        """Write the version of these facts into the file, if it has none."""
+        descriptor = self._here_now().descriptor
+        if self.is_read_only or "version" not in facts:
+            return
+        with _locked(descriptor):
+            _, found = _unpack_header(os.pread(descriptor, _MAX_HEADER_BYTES, 0), f"the cache {self.path!r}")
+            if "version" not in found:
+                changed = {**found, "version": facts["version"], _SALT: self._salt}
+                os.pwrite(descriptor, _pack_header(self.num_samples, changed), 0)
 
     # What each process has of it
 
     def _open_index(self) -> None:
         self._index: Any = None
         """Of memory. Of a file, each word is read with a system call."""
-        if self._memory is not None:
-            self._index = self._memory.bytes[_INDEX_AT : data_offset(self.num_samples)].data.cast("Q")
+        if self.memory is not None:
+            self._index = self.memory.bytes[_INDEX_AT : data_offset(self.num_samples)].data.cast("Q")
 
     def _here_now(self) -> _Here:
         here = self._here.get(os.getpid())
@@ -181,10 +254,11 @@ class Store:
         self._here.clear()
 
     def _open(self) -> int:
-        if self._memory is not None:
-            return self._memory.open()
+        if self.memory is not None:
+            return int(self.memory.open())
         with explaining_limits():
-            descriptor = avoid_std_streams(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+            mode = os.O_RDONLY if self.is_read_only else os.O_RDWR
+            descriptor = avoid_std_streams(os.open(self.path, mode | os.O_CLOEXEC))
         status = os.fstat(descriptor)
         self._identity = self._identity or (status.st_dev, status.st_ino)
         if self._identity != (status.st_dev, status.st_ino):
@@ -204,16 +278,31 @@ class Store:
     def nbytes(self) -> int:
         """Return how many bytes of entries it has."""
         here = self._here_now()
-        with here.guard, _locked(here.descriptor):
+        with here.guard, nullcontext() if self.is_read_only else _locked(here.descriptor):
             return self._cursor(here) - data_offset(self.num_samples)
+
+    @property
+    def end(self) -> int:
+        """Where the entries must end."""
+        if self.memory is None:
+            return self._limit
+        return int(_WORD.unpack_from(self.memory.bytes, _END_AT)[0])
+
+    def cut(self, nbytes: int) -> None:
+        """Let the entries in memory take so many bytes, or what they take already if that is more."""
+        here = self._here_now()
+        with here.guard, _locked(here.descriptor):
+            end = max(self._cursor(here), data_offset(self.num_samples) + nbytes)
+            os.pwrite(here.descriptor, _WORD.pack(min(end, self.end)), _END_AT)
 
     @property
     def is_full(self) -> bool:
         """Whether a sample of this process didn't fit, so it tries no other one."""
-        return self._here_now().is_full
+        return self.is_read_only or self._here_now().is_full
 
-    def kept(self, begin: int, end: int) -> NDArray[np.intp]:
+    def kept(self, begin: int = 0, end: int | None = None) -> NDArray[np.intp]:
         """Return which of the samples from `begin` to `end` it has."""
+        end = self.num_samples if end is None else end
         words = os.pread(self._here_now().descriptor, 8 * (end - begin), _INDEX_AT + 8 * begin)
         return begin + np.flatnonzero(np.frombuffer(words[: len(words) // 8 * 8], np.uint64))
 
@@ -234,7 +323,7 @@ class Store:
         found, num_data, num_structure, num_blocks = _HEAD.unpack_from(entry.data)
         if found != index or _UNIT + num_data + num_structure > nbytes:
             return None
-        if self._memory is None and _WORD.unpack_from(entry.data, _HEAD.size) != (_checksum(entry, self._salt),):
+        if self.memory is None and _WORD.unpack_from(entry.data, _HEAD.size) != (_checksum(entry, self._salt),):
             return None
         end = _UNIT + num_data
         return Packed(entry[_UNIT:end], entry.data[end : end + num_structure], num_blocks)
@@ -246,8 +335,8 @@ class Store:
         return int(_WORD.unpack(word)[0]) if len(word) == _WORD.size else 0
 
     def _copy(self, offset: int, nbytes: int, *, as_view: bool) -> NDArray[np.uint8] | None:
-        if self._memory is not None:  # takes half as long as a system call
-            view = self._memory.bytes[offset : offset + nbytes]
+        if self.memory is not None:  # takes half as long as a system call
+            view: NDArray[np.uint8] = self.memory.bytes[offset : offset + nbytes]
             return view if as_view else view.copy()
         descriptor, entry, done = self._here_now().descriptor, np.empty(nbytes, np.uint8), 0
         while done < nbytes:
@@ -277,17 +366,14 @@ class Store:
                     _unlock(here.descriptor, position)
                 del here.claimed[index]
 
-    def write(self, index: int, pieces: list[NDArray[np.uint8]], structure: bytes, num_blocks: int) -> None:
-        """Add the sample that this thread has claimed, if there is space. Raises `OSError` if writing fails.
-
-        `pieces`: the bulk data. `structure`, `num_blocks`: see `Packed`.
-        """
-        num_data = sum(map(len, pieces))
-        length = _UNIT + num_data + len(structure)
+    def write(self, index: int, packed: Packed) -> None:
+        """Add the sample that this thread has claimed, if there is space. Raises `OSError` if writing fails."""
+        data, structure, num_blocks = packed
+        length = _UNIT + len(data) + len(structure)
         padded = -(-length // _UNIT) * _UNIT
-        head = _HEAD.pack(index, num_data, len(structure), num_blocks).ljust(_UNIT, b"\0")
-        entry: list[Any] = [head, *pieces, structure, bytes(padded - length)]
-        if self._memory is None:
+        head = _HEAD.pack(index, len(data), len(structure), num_blocks).ljust(_UNIT, b"\0")
+        entry: list[Any] = [head, data, structure, bytes(padded - length)]
+        if self.memory is None:
             whole = np.concatenate([np.frombuffer(piece, np.uint8) for piece in entry])
             _WORD.pack_into(whole.data, _HEAD.size, _checksum(whole, self._salt))
             entry = [whole]
@@ -305,7 +391,7 @@ class Store:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            here.is_full = True
+            self._fill_up(here, os.strerror(error.errno))
             return
         failpoint(Failpoint.CACHE_PUBLISHED)
 
@@ -314,12 +400,29 @@ class Store:
         if nbytes > _MAX_ENTRY_BYTES:
             return None
         with here.guard, _locked(here.descriptor):
-            offset = self._cursor(here)
-            here.is_full = offset + nbytes > min(self.end, MAX_FILE_BYTES)
-            if here.is_full:
-                return None
-            os.pwrite(here.descriptor, _pack_cursor(offset + nbytes), _CURSOR_AT)
-        return offset
+            offset, end = self._cursor(here), min(self.end, MAX_FILE_BYTES)
+            if offset + nbytes <= end:
+                os.pwrite(here.descriptor, _pack_cursor(offset + nbytes), _CURSOR_AT)
+                return offset
+        self._fill_up(here, f"its budget is {nbytes_text(end - data_offset(self.num_samples))}")
+        return None
+
+    def _fill_up(self, here: _Here, why: str) -> None:
+        """Keep nothing more in this process. Warn, if no process of this program has."""
+        here.is_full = True
+        with here.guard, _locked(here.descriptor):
+            told = np.frombuffer(os.pread(here.descriptor, 8 * _NUM_TOLD, _TOLD_AT).ljust(8 * _NUM_TOLD, b"\0"), "<u8")
+            is_told = self._program in told
+            if not is_told:
+                with suppress(OSError):  # RLIMIT_FSIZE
+                    os.pwrite(here.descriptor, _WORD.pack(self._program), _TOLD_AT + 8 * int(told.argmin()))
+        if not is_told:
+            warn(
+                f"the cache {repr(self.path) if self.path else 'in memory'} is full ({why}): it has "
+                f"{len(self.kept()):,} of {self.num_samples:,} samples, and the others are made on each access. Give a "
+                f"larger budget=, or where= on a larger disk. In memory, the budgets of all caches of a program are at "
+                f"most three quarters of what is free"
+            )
 
     def _cursor(self, here: _Here) -> int:
         data = os.pread(here.descriptor, _CURSOR.size, _CURSOR_AT)
@@ -337,43 +440,47 @@ def data_offset(num_samples: int) -> int:
     return -(-(_INDEX_AT + 8 * num_samples) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def new_file_bytes(num_samples: int) -> NDArray[np.uint8]:
-    """Return what a new file in memory begins with."""
-    header = _pack_header(num_samples, {}).ljust(_CURSOR_AT, b"\0")
-    return np.frombuffer(header + _pack_cursor(data_offset(num_samples)), np.uint8)
+def spread(count: int, number: int, draw: random.Random) -> list[int]:
+    """Return `number` of the numbers below `count`, or all: one of each part, in order."""
+    number = min(number, count)
+    return [draw.randrange(count * part // number, count * (part + 1) // number) for part in range(number)]
 
 
 def _pack_header(num_samples: int, facts: Facts) -> bytes:
-    described = json.dumps(facts, ensure_ascii=False, sort_keys=True).encode()
+    shown = {name: fact for name, fact in facts.items() if name != "length"}
+    described = json.dumps(shown, ensure_ascii=False, sort_keys=True).encode()
     body = struct.pack("<IQI", _FORMAT, num_samples, len(described)) + described
     header = _MAGIC + struct.pack("<I", crc32(body)) + body
-    assert len(header) <= _MAX_HEADER_BYTES, "the facts are digests"
+    assert len(header) <= _MAX_HEADER_BYTES, "the facts are short"
     return header
 
 
-def _unpack_header(header: bytes, path: str) -> tuple[int, Facts]:
+def _header_checksum(header: bytes) -> int:
+    return crc32(header[: _HEADER.size + _HEADER.unpack_from(header)[-1]])
+
+
+def _unpack_header(header: bytes, name: str) -> tuple[int, Facts]:
     remedy = "delete it, or name another file in where="
     if header[: len(_MAGIC)] != _MAGIC:
-        raise CacheMismatch(f"the file {path!r} is not a cache of samples; {remedy}")
+        raise CacheMismatch(f"{name} is not a cache of samples; {remedy}")
     try:
         _, checksum, version, num_samples, length = _HEADER.unpack_from(header)
         if crc32(header[_CHECKED_AT : _HEADER.size + length]) != checksum:
-            raise CacheCorrupt(f"the cache {path!r} is damaged: its header has another checksum; {remedy}")
+            raise CacheCorrupt(f"{name} is damaged: its header has another checksum; {remedy}")
         if version != _FORMAT:
-            raise CacheMismatch(f"the cache {path!r} was written by another version of swift_loader; {remedy}")
+            raise CacheMismatch(f"{name} was written by another version of swift_loader; {remedy}")
         return num_samples, json.loads(header[_HEADER.size : _HEADER.size + length])
     except struct.error:
-        raise CacheCorrupt(f"the cache {path!r} is damaged: it has no whole header; {remedy}") from None
+        raise CacheCorrupt(f"{name} is damaged: it has no whole header; {remedy}") from None
 
 
-def _check_facts(path: str, found: Facts, wanted: Facts) -> None:
-    for name in dict.fromkeys((*_READABLE, *wanted, *found)):
-        there, here = found.get(name), wanted.get(name)
+def _check_facts(name: str, found: Facts, wanted: Facts) -> None:
+    for fact in _COMPARED_FACTS:
+        there, here = found.get(fact), wanted.get(fact)
         if there != here:
-            text = f"its {name} is {there!r}, not {here!r}" if name in _READABLE else f"another {name}"
             raise CacheMismatch(
-                f"the cache {path!r} is that of another dataset: {text}. Delete it, or name another file in where=. If "
-                f"the samples are the same, pass version= to both runs: then only it, class and length must be equal"
+                f"{name} is that of another dataset: its {fact} is {there!r}, not {here!r}. Delete it, or name another "
+                f"file in where="
             )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from swift_loader.batch.tree import type_name
 from swift_loader.checks import can_call_without_arguments
-from swift_loader.errors import EncodeError, TooManyErrors, noted
+from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
@@ -247,7 +247,7 @@ class PlannedSamples(Samples):
         The exception is converted to a message at once: if it were kept, its traceback's frames would keep the samples.
         """
         index, position, replaced_by = fetching.index, len(fetching.samples), None
-        if self._on_error is OnError.RAISE:
+        if self._on_error is OnError.RAISE or isinstance(error, OF_ALL_SAMPLES):
             raise BuildError(FailureStage.FETCH, index) from error
         if self._on_error is OnError.REPLACE:
             replaced_by = self._replace(error, fetching)
@@ -281,6 +281,8 @@ class PlannedSamples(Samples):
                 fetching.samples.append(self.singles[index])
                 return index
             except Exception as other_error:
+                if isinstance(other_error, OF_ALL_SAMPLES):
+                    raise BuildError(FailureStage.FETCH, index) from other_error
                 others.append(f"{index} ({type_name(other_error)})")
         tried = (
             f"all samples that were tried failed, too: dataset indices {', '.join(others)}"

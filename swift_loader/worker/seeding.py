@@ -380,10 +380,10 @@ def sample_rng() -> np.random.Generator:
     return np.random.default_rng() if fetching is None else fetching.generator()
 
 
-def fetched_without_draws(fetch: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return a sample, and whether fetching it drew random numbers or asked for `sample_rng()`.
+def fetched_without_draws(fetch: Callable[[], Any]) -> tuple[Any, bool, bool]:
+    """Return a sample, whether fetching it asked for `sample_rng()`, and whether the generators moved meanwhile.
 
-    Threads share the global generators, so on a worker thread only `sample_rng()` is watched.
+    Threads share the global generators, so on a worker thread these aren't watched, and any other thread may move them.
     """
     outer = _of_thread.is_worker, _of_thread.current
     before = None if _of_thread.is_worker else snapshot_generators()
@@ -394,7 +394,7 @@ def fetched_without_draws(fetch: Callable[[], Any]) -> tuple[Any, bool]:
     finally:
         _of_thread.is_worker, _of_thread.current = outer
     moved = before is not None and snapshot_generators()[: len(before)] != before
-    return sample, moved or fetching.drew_in_bulk
+    return sample, fetching.drew_in_bulk, moved
 
 
 @contextmanager

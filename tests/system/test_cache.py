@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import re
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +15,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, Subset
 
 import swift_loader
-from swift_loader import CacheMismatch, DataLoader, EncodeError, SwiftLoader, cached, sample_rng
+from swift_loader import CacheMismatch, DataLoader, EncodeError, SwiftLoader, SwiftLoaderWarning, cached, sample_rng
+from swift_loader.metrics.machine import available_memory
+from swift_loader.pipeline import Pipeline
 from tests.support.group import run_ranks
+from tests.support.helpers import ROOT, run_script
 
 LENGTH = 40
 
@@ -151,8 +158,10 @@ def test_what_wraps_a_cache_makes_the_samples(make: Callable[[Any], Any], tmp_pa
 def test_what_does_not_fit_is_made_on_each_access(tmp_path: Path) -> None:
     log = tmp_path / "log"
     kept = cached(Photos(log), budget=LENGTH // 2 * 3392)
-    for _ in range(2):
-        assert [kept[index].label for index in range(LENGTH)] == list(range(LENGTH))
+    with pytest.warns(SwiftLoaderWarning, match=r"memory is full .*66.25 KiB.* 20 of 40 samples.*budget=") as warned:
+        labels = [kept[index].label for _ in range(2) for index in range(LENGTH)]
+    assert labels == [*range(LENGTH)] * 2
+    assert len(warned) == 1
     assert made(log) == sorted([*range(LENGTH), *range(LENGTH // 2, LENGTH)])
     assert "20 of them kept in memory: 66.25 KiB of 66.25 KiB" in repr(kept)
 
@@ -205,7 +214,6 @@ def test_what_can_not_be_kept_is_named() -> None:
     [
         (lambda log: Photos(log, 41), "its length is 40, not 41"),
         (lambda log: Drawing(lambda: 0), r"its class is '.*\.Photos', not '.*\.Drawing'"),
-        (lambda log: Photos(Path(f"{log}2")), "another attribute log"),
     ],
 )
 def test_the_file_of_another_dataset_is_refused_by_name(
@@ -225,10 +233,13 @@ def test_the_cache_of_another_dataset_may_be_copied_over_one_in_use(tmp_path: Pa
     assert [kept[index].name for index in range(3)] == ["photo 0", "photo 1", "photo 2"]
 
 
-def test_a_version_stands_for_the_attributes(tmp_path: Path) -> None:
+def test_versions_must_agree_and_a_file_without_one_gets_it(tmp_path: Path) -> None:
     path, log = tmp_path / "cache", tmp_path / "log"
-    cached(Photos(log), where=path, version="2")[5]
+    cached(Photos(log), where=path)[5]
     assert cached(Photos(tmp_path / "other"), where=path, version="2")[5].label == 5
+    log.unlink()
+    assert cached(Photos(log), where=path, version=2)[5].label == 5
+    assert made(log) == [5]  # to compare it: its entry is still good
     for version, other in [("3", "'3'"), (None, "None")]:
         with pytest.raises(CacheMismatch, match=f"its version is '2', not {other}"):
             cached(Photos(log), where=path, version=version)
@@ -251,6 +262,163 @@ def test_bad_arguments_are_refused_at_once(tmp_path: Path) -> None:
     assert swift_loader.cached is cached
 
 
+class Odd(Photos, Dataset[Any]):
+    """Has an attribute that is another one in each run, and opens its file when a sample is made."""
+
+    def __init__(self, log: Path, attribute: Any) -> None:
+        super().__init__(log)
+        self.attribute = attribute
+        self.file: Any = None
+
+    def __getitem__(self, index: int) -> Pair:
+        self.file = self.file or open(self.log, "rb", buffering=0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    "attribute", [random.random, np.random.default_rng, lambda: torch.rand(3), threading.Lock, lambda: lambda: 0]
+)
+def test_attributes_never_matter_and_the_program_s_dataset_opens_nothing(
+    attribute: Callable[[], Any], tmp_path: Path
+) -> None:
+    (log := tmp_path / "log").touch()
+    first, inner = Odd(log, attribute()), Odd(log, attribute())
+    cached(Subset(first, range(LENGTH)), where=tmp_path / "cache")[3]
+    first.file.close()
+    kept = cached(Subset(inner, range(LENGTH)), where=tmp_path / "cache")
+    assert inner.file is None
+    assert kept[3].label == 3
+    assert made(log) == [3, 3]
+
+
+def test_samples_are_compared_with_one_thread_as_workers_make_them(tmp_path: Path) -> None:
+    """A sum of many numbers depends on the number of threads."""
+    threads = torch.get_num_threads()
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        kept = cached(Drawing(torch.get_num_threads), where=tmp_path / "cache")
+        assert kept[0] == 1
+    torch.set_num_threads(threads)
+
+
+def test_what_is_not_kept_is_not_the_dataset_s_own_object() -> None:
+    images = [np.zeros(1000, np.float32) for _ in range(8)]
+    kept = cached(images, transform=lambda image: np.add(image, 1, out=image), budget=4 * 4200)
+    with pytest.warns(SwiftLoaderWarning, match="3 of 8"):
+        first = [image.sum() for image in (kept[index] for index in range(8))]
+    assert [kept[index].sum() for index in range(8)] == first == [1000] * 8
+    assert not np.any(images)
+
+
+class Marked(torch.Tensor):
+    """Has an attribute, too."""
+
+    mark: int
+
+
+def test_a_view_of_a_subclass_is_kept_without_the_rest_of_its_storage() -> None:
+    video = torch.arange(1000 * 100).reshape(1000, 100).as_subclass(Marked)
+
+    def frame(index: int) -> Any:
+        view: Any = video[index]
+        view.mark = index
+        return view
+
+    kept = cached([frame(index) for index in range(8)])
+    for _ in range(2):
+        sample = kept[5]
+        assert (type(sample), sample.mark, sample.tolist()) == (Marked, 5, list(range(500, 600)))
+    assert kept._store.nbytes() < 2000
+
+
+def test_the_budgets_of_a_program_s_caches_add_up() -> None:
+    kept = [cached([0] * 10, budget="10TB"), cached([0] * 10, budget="1MB"), cached([0] * 10, budget="10TB")]
+    ends = [one._store.end for one in kept]
+    assert sum(ends) <= 0.8 * available_memory()
+    assert ends[0] == pytest.approx(ends[2], rel=0.1)
+    assert "0 B of 976.6 KiB" in repr(kept[1])
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_FSIZE"])
+def test_limits_of_the_process_count(limit: str, tmp_path: Path) -> None:
+    code = f"""
+    import resource
+    from swift_loader import cached
+    from swift_loader.errors import SharedMemoryFull
+    used = 0 if "{limit}" == "RLIMIT_FSIZE" else 4096 * int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.{limit}, (used + (64 << 20),) * 2)
+    kept = cached([0] * 1000)
+    print([kept[0], kept._store.end <= 64 << 20])
+    try:
+        cached(range(100_000_000))
+    except SharedMemoryFull as error:
+        print("budget=" in str(error))
+    """
+    assert run_script(code, folder=tmp_path, environment={"PYTHONPATH": str(ROOT)}) == "[0, True]\nTrue\n"
+
+
+def test_a_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    cached([1, 2], where=tmp_path / "cache")
+    os.umask(before)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_complete_file_may_be_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opens = tmp_path / "cache", os.open
+    kept = cached([1, 2], where=path)
+    kept[0]
+
+    def opened(name: Any, flags: int, *mode: Any) -> int:
+        if name == str(path) and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opens(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(PermissionError, match="1 of 2 samples"):
+        cached([1, 2], where=path)
+    monkeypatch.undo()
+    kept[1]
+    monkeypatch.setattr(os, "open", opened)
+    kept = cached([1, 2], where=path)
+    assert [kept[0], kept[1]] == [1, 2]
+    assert "2 of them kept" in repr(kept)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_draws_are_no_failed_samples(on_error: Any) -> None:
+    drawing = cached(Drawing(random.random))
+    with (
+        SwiftLoader(dataset=drawing, batch_size=4, worker_per_consumer=0, on_error=on_error) as loader,
+        pytest.raises(CacheMismatch, match="draws random numbers"),
+    ):
+        list(loader)
+    with pytest.raises(CacheMismatch, match="draws random numbers"):
+        list(Pipeline(range(4)).map(cached(Drawing(lambda: sample_rng().random())).__getitem__, on_error="skip"))
+
+
+def test_another_thread_may_draw() -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            random.random()
+            np.random.rand()
+            begun.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    begun.wait()
+    try:
+        kept = cached(range(20))
+        assert [kept[index] for index in range(20)] == list(range(20))
+        with pytest.raises(CacheMismatch, match="draws random numbers"):
+            cached(Drawing(random.random))[0]
+    finally:
+        done.set()
+        thread.join()
+
+
 RANKS = """
     class Still(Dataset):
         def __getitem__(self, index):
@@ -268,13 +436,51 @@ RANKS = """
     finish()
 """
 
+OTHER_RANKS = """
+    from swift_loader.metrics.machine import available_memory
+    class Still:
+        def __len__(self):
+            return 3
+        def __getitem__(self, index):
+            return index
+    class Part(Still):
+        def __getitem__(self, index):
+            return 100 * rank + index
+    warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as warned:
+        parts = cached(Part(), version="1", budget="1MB")
+        named = [cached(Still(), name=name, budget="1MB") for name in ("a", "b")[:: 1 - 2 * rank]]
+        same = [cached(Still(), name="c", budget="1MB") for _ in range(2)]
+    report([str(one.message) for one in warned if "doesn't share" in str(one.message)])
+    report([parts[2], [one._store.memory.address.inode for one in (*named, *same)]])
+    dist.barrier()
+    both = [cached([0]) for _ in range(2)]
+    dist.barrier()
+    report([[one._store.memory.address.inode, one._store.end] for one in both] + [available_memory()])
+    dist.barrier()
+    finish()
+"""
+
 
 def test_the_ranks_of_a_machine_share_one_copy(tmp_path: Path) -> None:
     first, second = run_ranks(RANKS, 2, tmp_path)
     assert sorted(first[0][0] + second[0][0]) == list(range(96))
     assert first[0][1:] == second[0][1:]
-    assert first[0][1:3] == [96, sum(range(96))]
+    assert first[0][1:3] == [96 + 8, sum(range(96))]  # each rank has made eight to compare
     assert "96 of them kept in memory" in first[0][3]
     assert first[1][0] == 4
     assert second[1][0] == 5
-    assert "1 of them kept" in second[1][1]
+    assert "5 of them kept" in first[1][1]
+    assert "6 of them kept" in second[1][1]
+
+
+def test_a_cache_of_two_ranks_is_that_of_a_name_or_the_order_and_of_equal_samples(tmp_path: Path) -> None:
+    first, second = run_ranks(OTHER_RANKS, 2, tmp_path)
+    (text,) = first[0] + second[0]
+    assert re.search(r"doesn't share cache '' 0 .* another sample \d+ .* \d+ there, and \d+ here.*name=", text)
+    assert [first[1][0], second[1][0]] == [2, 102]
+    a, b, c, d = first[1][1]
+    assert second[1][1] == [b, a, c, d]
+    assert len({a, b, c, d}) == 4
+    ends: dict[int, int] = dict((*first[2][:2], *second[2][:2]))
+    assert sum(ends.values()) <= 0.8 * first[2][2]
