@@ -205,6 +205,18 @@ class CachedDataset:
             return unpack(packed)
 
     def _make(self, index: int) -> Any:
+        """Return what the dataset makes, with one thread as in workers: sums depend on the number of threads."""
+        torch = sys.modules.get("torch")
+        num_threads = torch.get_num_threads() if torch is not None and self._program.is_here() else 1
+        if torch is None or num_threads == 1:
+            return self._make_as_it_is(index)
+        torch.set_num_threads(1)
+        try:
+            return self._make_as_it_is(index)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    def _make_as_it_is(self, index: int) -> Any:
         self._num_made += 1
         if not self._is_watched or (self._num_made > _NUM_WATCHED and self._num_made % _WATCH_EVERY):
             return self.dataset[index]
