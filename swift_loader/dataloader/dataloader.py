@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, before_first, epoch_of, take_order
-from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch, Votes
+from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes
@@ -26,6 +26,8 @@ from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayExecutor
+from swift_loader.ranks.agreement import RankVotes
+from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
@@ -219,7 +221,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         loop leaves it, they are free for the next epoch."""
         self._iterator: LoaderIterator | None = None
         """With persistent workers the only iterator, once there is one."""
-        self._votes: Votes | None = None
+        self._votes: RankVotes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         self._observer = Observer(DATALOADER)
         self._changing = threading.RLock()
@@ -350,7 +352,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self.check_worker_number_rationality()
             epoch = self._begin_with_workers(number, resume, shard)
         if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
-            epoch.gate = self._votes = self._votes or Votes()
+            way_out = ", or give shard_stream=True, if the dataset shares itself out"
+            epoch.votes = self._votes = self._votes or RankVotes(find_ranks(None, None), way_out)
         self._latest = epoch
         return epoch
 

@@ -27,19 +27,10 @@ from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoad
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.agreement import RankVotes
-from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
 from swift_loader.worker.seeding import preserved_generators
-
-
-class Gate:
-    """Stands between the loop and the batches of an epoch."""
-
-    def next(self, epoch: Epoch) -> Delivery:
-        """Return what `epoch.next()` returns, by `epoch.take()`. Raises as it does."""
-        raise NotImplementedError
 
 
 class Epoch:
@@ -51,8 +42,8 @@ class Epoch:
     """Whether the loop has met the end."""
     _num_sharing = 0
     """How many ranks the loader shares the stream out to. 0: the dataset does that."""
-    gate: Gate | None = None
-    """`Votes`, if the epoch is over as soon as it is over on one of the ranks; or what counts the loader's batches."""
+    votes: RankVotes | None = None
+    """Given if the epoch is over as soon as it is over on one of the ranks."""
 
     def __init__(
         self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None, workers: LoaderWorkers | None = None
@@ -87,9 +78,9 @@ class Epoch:
         """Return the next batch. It has no error.
 
         Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like. With
-        `Votes`, it blocks until all ranks ask for theirs.
+        `votes`, it blocks until all ranks ask for theirs.
         """
-        return self.take() if self.gate is None else self.gate.next(self)
+        return self.take() if self.votes is None else self.next_of_all(self.votes)
 
     def take(self) -> Delivery:
         """Return the next batch, whatever the other ranks have."""
@@ -132,7 +123,7 @@ class Epoch:
             self._num_taken += 1
         return delivery
 
-    def next_of_all(self, votes: Votes) -> Delivery:
+    def next_of_all(self, votes: RankVotes) -> Delivery:
         """Return the next batch if all ranks have one. An error in a batch's place counts as one."""
         if self.is_over:
             raise StopIteration
@@ -571,15 +562,3 @@ def lost_batch() -> SwiftLoaderError:
         "a batch is lost because a signal handler raised an exception that interrupted the loop while it took the "
         "batch. Begin a new epoch"
     )
-
-
-class Votes(RankVotes, Gate):
-    """The ranks' votes on whether there is another batch of a loader."""
-
-    def __init__(self) -> None:
-        """Make the group, see `RankVotes`."""
-        super().__init__(find_ranks(None, None), ", or give shard_stream=True, if the dataset shares itself out")
-
-    def next(self, epoch: Epoch) -> Delivery:
-        """Return the epoch's next batch. Blocks until all ranks ask for theirs."""
-        return epoch.next_of_all(self)

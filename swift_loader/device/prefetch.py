@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -132,21 +133,20 @@ class PrefetchQueue:
         return f"{len(self._ahead)} ahead"
 
 
-class LazyPass:
+class _LazyPass:
     """An iterator that begins its pass with the first `next`. If that raises, the second one tries again."""
 
-    def __init__(self, loader: Any) -> None:
-        """`loader._begin_pass()` begins the pass, and returns an iterator over its batches."""
-        self._loader = loader
-        self._batches: Iterator[Any] | None = None
+    def __init__(self, prefetcher: DevicePrefetcher) -> None:
+        self._prefetcher = prefetcher
+        self._next: Callable[[], Any] | None = None
 
-    def __iter__(self) -> LazyPass:
+    def __iter__(self) -> _LazyPass:
         return self
 
     def __next__(self) -> Any:
-        if self._batches is None:
-            self._batches = self._loader._begin_pass()  # noqa: SLF001 - of this package
-        return next(self._batches)
+        if self._next is None:
+            self._next = self._prefetcher._begin_pass()  # noqa: SLF001 - of this package
+        return self._next()
 
 
 class DevicePrefetcher(Closing):
@@ -209,7 +209,7 @@ class DevicePrefetcher(Closing):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over a pass, which begins at the first `next`. After an error, each `next` raises it."""
-        return LazyPass(self)
+        return _LazyPass(self)
 
     def __len__(self) -> int:
         """Return the source's length. It raises TypeError if there is none."""
@@ -275,8 +275,8 @@ class DevicePrefetcher(Closing):
             self._close_copies()
         self._copies = None
 
-    def _begin_pass(self) -> Iterator[Any]:
-        """Begin a pass over the source, or continue one that can't begin again."""
+    def _begin_pass(self) -> Callable[[], Any]:
+        """Begin a pass over the source, or continue one that can't begin again. Return what returns its next batch."""
         import torch
 
         batches = iter(self._source)
@@ -292,7 +292,7 @@ class DevicePrefetcher(Closing):
             self._next_epoch += 1
             queue = PrefetchQueue(host, self._copies, self._depth)
             self._queue, self._kept = weakref.ref(queue), queue if is_its_own else None
-        return _Batches(self, queue)
+        return partial(self._take, queue)
 
     def _take(self, queue: PrefetchQueue) -> Any:
         """Return the pass's next batch, and record the source's state after it."""
@@ -318,19 +318,6 @@ class DevicePrefetcher(Closing):
 
     def __repr__(self) -> str:
         return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current or 'no pass'}>"
-
-
-class _Batches:
-    """An iterator over the batches of a pass."""
-
-    def __init__(self, prefetcher: DevicePrefetcher, queue: PrefetchQueue) -> None:
-        self._prefetcher, self._queue = prefetcher, queue
-
-    def __iter__(self) -> _Batches:
-        return self
-
-    def __next__(self) -> Any:
-        return self._prefetcher._take(self._queue)  # noqa: SLF001 - of this package
 
 
 # What follows refers to the source, not to the prefetcher. A cycle would keep the source's processes alive.

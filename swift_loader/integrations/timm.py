@@ -1,8 +1,8 @@
 """timm: its own `create_loader`, loading with `swift_loader.DataLoader`. Only the import changes.
 
 Samplers, transforms and collate function are timm's, so a run has timm's order and, without workers, its random
-numbers. `swift_loader.vision.create_loader` takes the same options. It is faster and resumes in O(1), but has an order
-and random numbers of its own.
+numbers. `swift_loader.vision.create_loader` takes the same options. For most of them, it is faster and resumes in O(1),
+but has an order and random numbers of its own.
 """
 
 from __future__ import annotations

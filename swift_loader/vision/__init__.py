@@ -2,11 +2,10 @@
 
     from swift_loader.vision import create_loader
 
-    create          `create_loader`: chooses and configures what follows, from timm's options
-    image_loader    the batches that a SwiftLoader doesn't make: repeats, several sizes, a number of batches, streams
-    decode          `ImageDecoder`: image files to arrays or Pillow's images, for a dataset of your own
-    collate         what runs in the worker: images `(B, C, H, W) uint8` and targets, in the memory they are sent in
-    prefetch        `PrefetchLoader`: any loader, with an `ImageStage` that moves, normalises and erases on the device
+    create      `create_loader`: chooses and configures what follows, from timm's options
+    decode      `ImageDecoder`: image files to arrays or Pillow's images, for a dataset of your own
+    collate     what runs in the worker: images `(B, C, H, W) uint8` and targets, in the memory they are sent in
+    prefetch    `PrefetchLoader`: any loader, with an `ImageStage` that moves, normalises and erases on the device
 
 For the same samples and the same random numbers, a batch has the same bits as timm's. The random numbers depend on the
 sample, and on the device on the batch. They don't depend on workers or on earlier batches, so they are the same after a

@@ -1,8 +1,9 @@
-"""What runs in the worker: builds samples by their keys, and collates them into the memory that a batch is sent in."""
+"""What runs in the worker: collates samples into the memory that a batch is sent in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.collate import BatchMemory, default_collate
 from swift_loader.device.move import to_device
-from swift_loader.worker.seeding import seeded_by
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +37,27 @@ def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> t
     """
     import torch
 
-    if not samples:
-        raise ValueError("a batch of no samples can't be collated; pass at least one")
-    memory = memory or BatchMemory()
-    images, num_splits = _split_images(samples)
+    memory, splits = memory or BatchMemory(), list[tuple[Any, ...]]()
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, (tuple, list)) or len(sample) < 2:  # noqa: PLR2004 - a pair
+            raise TypeError(
+                f"sample {number} of the batch is a {type(sample).__name__}; it must be a tuple (image, target): "
+                f"change the dataset, or pass your own collate_fn"
+            )
+        splits.append(sample[0] if isinstance(sample[0], tuple) else (sample[0],))
+        if len(splits[-1]) != len(splits[0]) or not splits[0]:
+            raise ValueError(
+                f"sample {number} of the batch has {len(splits[-1])} images, but sample 0 has {len(splits[0])}; all "
+                f"samples of a batch must have the same number of images, at least one"
+            )
+    targets = to_device(default_collate([sample[1] for sample in samples]), "cpu")
+    if not isinstance(targets, torch.Tensor):
+        raise TypeError(
+            f"sample 0 of the batch has a target of type {type(samples[0][1]).__name__}; all targets must be numbers, "
+            f"or arrays or tensors of the same shape: give the dataset a target_transform, or pass a collate_fn"
+        )
     arrays: list[NDArray[np.uint8]] = []
-    for index, image in enumerate(images):
+    for index, image in enumerate(chain.from_iterable(zip(*splits, strict=True))):
         array = image.numpy() if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 else image
         if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
             kind = f"{image.dtype}" if isinstance(image, (np.ndarray, torch.Tensor)) else type(image).__name__
@@ -61,15 +76,9 @@ def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> t
     batch = memory.empty_tensor((len(arrays), *arrays[0].shape), torch.uint8)
     # Images from Pillow have the channels last in memory. For those, NumPy takes half as long as torch.
     np.stack(arrays, out=batch.numpy())
-    targets = to_device(default_collate([sample[1] for sample in samples]), "cpu")
-    if not isinstance(targets, torch.Tensor):
-        raise TypeError(
-            f"sample 0 of the batch has a target of type {type(samples[0][1]).__name__}; all targets must be numbers, "
-            f"or arrays or tensors of the same shape: give the dataset a target_transform, or pass a collate_fn"
-        )
     dtype = torch.int64 if targets.dim() == 1 else targets.dtype
-    repeated = memory.empty_tensor((num_splits * len(samples), *targets.shape[1:]), dtype)
-    repeated.view(num_splits, *targets.shape)[:] = targets
+    repeated = memory.empty_tensor((len(arrays), *targets.shape[1:]), dtype)
+    repeated.view(len(splits[0]), *targets.shape)[:] = targets
     return batch, repeated
 
 
@@ -87,43 +96,3 @@ def tensor_collate(samples: Sequence[Any], memory: BatchMemory | None = None) ->
     """
     # Arrays become tensors before collation, without a copy: an object made in `memory` must stay the same object.
     return to_device(default_collate([to_device(sample, "cpu") for sample in samples], memory), "cpu")
-
-
-def _split_images(samples: Sequence[Any]) -> tuple[list[Any], int]:
-    """Return all images in the order of the batch, and the number of images per sample."""
-    for number, sample in enumerate(samples):
-        if not isinstance(sample, (tuple, list)) or len(sample) < 2:  # noqa: PLR2004 - a pair
-            raise TypeError(
-                f"sample {number} of the batch is a {type(sample).__name__}; it must be a tuple (image, target): "
-                f"change the dataset, or pass your own collate_fn"
-            )
-    if not isinstance(samples[0][0], tuple):
-        return [sample[0] for sample in samples], 1
-    num_splits = len(samples[0][0])
-    for number, sample in enumerate(samples):
-        found = len(sample[0]) if isinstance(sample[0], tuple) else 1
-        if found != num_splits or not found:
-            raise ValueError(
-                f"sample {number} of the batch has {found} images, but sample 0 has {num_splits}; all samples of a "
-                f"batch must have the same number of images, at least one"
-            )
-    return [sample[0][split] for split in range(num_splits) for sample in samples], num_splits
-
-
-class KeyedImages:
-    """A map-style dataset whose samples are looked up with the keys of their random numbers, as `(index, key)`.
-
-    `random`, the legacy `numpy.random`, torch's default generator and `sample_rng()` are seeded with the key before
-    each sample. The `collate_fn` draws on from the global generators, as the last sample leaves them.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, place: tuple[Any, int]) -> Any:
-        index, key = place
-        with seeded_by(key):
-            return self.dataset[index]

@@ -1,33 +1,32 @@
 """`create_loader`: makes a loader with timm's transforms from timm's options. Runs in the trainer.
 
-It imports timm when it is called. timm's worker seeds and loader classes aren't needed: a batch's indices are computed,
-workers always persist from epoch to epoch, and a sample's random numbers depend on seed, epoch and the sample.
+It imports timm when it is called. Most options make a SwiftLoader: it computes a batch's indices, its workers persist,
+and a sample's random numbers depend on seed, epoch and the sample. For what needs another order or has none, timm
+chooses samplers and options, and a DataLoader of this package takes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from inspect import Parameter, signature
 from math import inf
-from numbers import Real
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 
-from swift_loader.checks import check_flag, check_optional_integer, check_seconds
-from swift_loader.executors.processes import warm_up
+from swift_loader.checks import check_integer
+from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader.integrations import converted
 from swift_loader.loader import SwiftLoader
 from swift_loader.options import refuse_unknown
-from swift_loader.samplers.base import ranks_of
-from swift_loader.sampling.mixture import Mixture
-from swift_loader.vision.collate import KeyedImages, fast_collate, tensor_collate
-from swift_loader.vision.image_loader import ImageBatches, ImageLoader, num_items_of
+from swift_loader.ranks.ranks import expected_ranks, find_ranks
+from swift_loader.runtime import Closing
+from swift_loader.samplers.base import chain_of
+from swift_loader.sampling.permutation import Purpose, derive_key
+from swift_loader.vision.collate import fast_collate, tensor_collate
 from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader
-from swift_loader.worker.spec import StartMethod, modules_of
-
-_NATIVE_ONLY = {"in_order": True, "on_error": "raise", "max_errors": None, "worker_restarts": 3}
-"""Options that only a SwiftLoader has, and their defaults."""
 
 
 def create_loader(  # noqa: PLR0917 - timm's, in timm's order
@@ -112,8 +111,9 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         grayscale_prob: Probability of a conversion to grey.
         gaussian_blur_prob: Probability of a Gaussian blur.
         auto_augment: A policy, such as `"rand-m9-mstd0.5"`.
-        num_aug_repeats: How often a sample comes in an epoch, each time with other random numbers and on another rank.
-            Then an epoch has fewer samples, but not fewer batches, as with timm's `RepeatAugSampler`. 0 is 1.
+        num_aug_repeats: In training: how often a sample comes in an epoch, each time with other random numbers and on
+            another rank, by timm's `RepeatAugSampler`. An epoch has fewer samples, but not fewer batches. 0 is 1. More
+            than 1 needs `distributed` and torch.distributed.
         num_aug_splits: If more than 0, the transform has timm's three parts, for timm's `AugMixDataset`.
         interpolation: `"bilinear"`, `"bicubic"`, `"random"` or another one that timm knows.
         mean: Mean per channel, of pixels from 0 to 1.
@@ -131,22 +131,22 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         device: With the prefetcher: where batches go. The default is the current accelerator, else the CPU.
         use_prefetcher: True: normalise and erase on the device. False: do so in the workers; batches stay on the host.
         use_multi_epochs_loader: Accepted, without effect: workers always persist.
-        persistent_workers: Accepted, without effect: workers always persist.
+        persistent_workers: A SwiftLoader's workers always persist. False: those of a DataLoader end with each epoch.
         worker_seeding: `"all"` or `"part"`, without effect: random numbers are keyed by sample; of streams, by worker.
         tf_preprocessing: Resize and crop with TensorFlow, which must be installed.
         input_size_choices: In training: sizes of images, in the form of `input_size`. Each batch gets one of them, the
-            same on all ranks, as with timm's `ScheduledBatchSampler`.
+            same on all ranks, by timm's `ScheduledBatchSampler`.
         batch_size_choices: Samples per batch, for each size of images. The default is `batch_size` for all.
         batch_choice_weights: How often each size of images is chosen, relative to the others. The default is equally.
-        batch_choice_seed: Seed of the choices. The same seed gives timm's choices.
+        batch_choice_seed: Seed of the choices.
         batch_choice_schedule: `"constant"`, or `"progressive"`: from the first size to the last in the course of a run.
         batch_schedule_epochs: How many epochs a progressive run has.
         batch_schedule_spread: Standard deviation of the progressive choice, in sizes. 0: the nearest size.
         batch_schedule_random_mix: Fraction of progressive choices that are made at random.
-        num_batches: Batches per epoch. In training, a map-style dataset begins again if it has fewer samples. In
-            evaluation and for iterable datasets, there may be fewer batches.
+        num_batches: With `input_size_choices`: batches per epoch. The dataset begins again if it has fewer samples.
         channels_last: With the prefetcher: True delivers images in torch's channels_last memory format.
-        seed: Seed of all randomness. Default: that of torch's generator.
+        seed: Seed of all randomness. Default: that of torch's generator. In timm's order, it is a DataLoader's
+            [`seed`](dataloader.md#random-draws), plus the rank.
         nearby_shuffle: How many samples are [shuffled together](randomness.md#order). 0: the whole dataset, as with
             timm.
         in_order: True delivers batches in a fixed order. False delivers them as soon as they are ready.
@@ -159,8 +159,8 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
 
     Returns:
         A `PrefetchLoader`; without the prefetcher, the SwiftLoader itself. With `num_aug_repeats`,
-        `input_size_choices`, `num_batches` or an iterable dataset, it is a `swift_loader.DataLoader` instead, which
-        also has `set_epoch` and `close`.
+        `input_size_choices` or an iterable dataset, it is a `swift_loader.DataLoader` instead, in
+        [timm's order](images.md#repeats-several-sizes-and-streams), which also has `set_epoch` and `close`.
 
     Raises:
         ImportError: timm isn't installed, or has no such option.
@@ -169,201 +169,128 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     """
     given = dict(locals())
     refuse_unknown(given.pop("unknown"), "create_loader", create_loader)
-    _check(given)
-    is_complete = isinstance(input_size, (tuple, list)) and len(input_size) == 3  # noqa: PLR2004 - (C, H, W)
-    given["channels"] = input_size[0] if is_complete else len(mean)  # type: ignore[index]
-    # Erasing leaves out the first half of a batch; with augmentation splits, the first split, which is the clean one.
-    given["re_num_splits"] = (num_aug_splits or 2) if re_split else 0
-    given["collate_fn"] = collate_fn or (fast_collate if use_prefetcher else tensor_collate)
-    loader = _make_source(given)
-    if not use_prefetcher:
-        return loader
-    re_prob = re_prob if is_training and not no_aug else 0.0
-    return PrefetchLoader(loader, **_taken_by(PrefetchLoader, given, re_prob=re_prob))
-
-
-def _make_source(given: Mapping[str, Any]) -> SwiftLoader | ImageLoader:
-    """Set the dataset's transform, and return a loader of it. If it can't be made, the dataset is as it was."""
+    is_stream, has_sizes = isinstance(dataset, IterableDataset), input_size_choices is not None
+    if not hasattr(dataset, "transform") or not (is_stream or hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"the dataset, a {type(dataset).__name__}, needs an attribute 'transform', which create_loader sets and it "
+            f"calls with each image; and __getitem__, or to be an IterableDataset of torch. Give one such as "
+            f"timm's ImageDataset"
+        )
+    # timm's own scripts pass floats.
+    if not isinstance(num_aug_repeats, (int, float)) or (num_aug_repeats and not 1 <= num_aug_repeats < inf):
+        raise ValueError(f"num_aug_repeats={num_aug_repeats!r} isn't a number of repeats; it must be 0, or at least 1")
+    is_repeated = is_training and num_aug_repeats > 1
+    if is_repeated and (is_stream or not distributed):
+        raise ValueError(
+            f"num_aug_repeats={num_aug_repeats!r} needs distributed=True and a map-style dataset, because it gives "
+            f"each sample to several ranks; leave it out"
+        )
+    if worker_seeding not in ("all", "part"):
+        raise ValueError(
+            f"worker_seeding={worker_seeding!r} isn't supported, because random numbers are keyed by sample, not by "
+            f"worker; leave it out, and pass seed, which all random numbers depend on"
+        )
+    for option in ("batch_size_choices", "batch_choice_weights", "num_batches"):
+        if given[option] is not None and not has_sizes:
+            raise ValueError(f"{option}={given[option]!r} needs input_size_choices, as with timm; give both or none")
     try:
+        from timm.data import create_loader as create
         from timm.data import create_transform
     except ImportError as error:
         raise ImportError(
             f"create_loader makes timm's transforms, but {error}; pip install timm torchvision"
         ) from error
-    dataset, is_training = given["dataset"], given["is_training"]
-    options = _taken_by(create_transform, given, separate=given["num_aug_splits"] > 0)
-    is_stream, has_sizes = isinstance(dataset, IterableDataset), given["input_size_choices"] is not None
-    transform = None if has_sizes else create_transform(**options)
-    is_repeated = is_training and given["num_aug_repeats"] > 1
-    if is_stream or has_sizes or is_repeated or given["num_batches"] is not None:
-        if isinstance(dataset, Mixture):
-            raise TypeError("a Mixture has no num_aug_repeats, input_size_choices and num_batches; leave them out")
-        loader: SwiftLoader | ImageLoader = _make_image_loader(given, options)
+    given["channels"] = input_size[0] if np.size(input_size) == 3 else len(mean)  # type: ignore[index] # noqa: PLR2004
+    # Erasing leaves out the first half of a batch; with augmentation splits, the first split, which is the clean one.
+    given["re_num_splits"] = (num_aug_splits or 2) if re_split else 0
+    given["collate_fn"] = collate_fn or (fast_collate if use_prefetcher else tensor_collate)
+    given["num_aug_repeats"] = num_aug_repeats if is_repeated else 0
+    if is_stream or has_sizes or is_repeated:
+        reason = "an iterable dataset" if is_stream else "input_size_choices" if has_sizes else "num_aug_repeats"
+        loader: SwiftLoader | ImageLoader = _make_image_loader(given, reason, create)
     else:
+        transform = create_transform(**_taken_by(create_transform, given, separate=num_aug_splits > 0))
         loader = SwiftLoader(
             **_taken_by(
                 SwiftLoader,
                 given,
-                nb_consumer=None if given["distributed"] else 1,
-                worker_per_consumer=given["num_workers"],
+                nb_consumer=None if distributed else 1,
+                worker_per_consumer=num_workers,
                 shuffle=is_training,
                 drop_last=is_training,
-                pin_memory=given["pin_memory"] and not given["use_prefetcher"],
+                pin_memory=pin_memory and not use_prefetcher,
             )
         )
-    dataset.transform = transform
-    if isinstance(loader, SwiftLoader):
+        dataset.transform = transform
         loader.prepare()  # a new interpreter takes seconds to import torch and timm
-    return loader
+    if not use_prefetcher:
+        return loader
+    return PrefetchLoader(
+        loader, **_taken_by(PrefetchLoader, given, re_prob=re_prob if is_training and not no_aug else 0.0)
+    )
 
 
-def _make_image_loader(given: Mapping[str, Any], options: Mapping[str, Any]) -> ImageLoader:
-    """Return a loader of a stream, or of batches that a SwiftLoader doesn't make."""
-    for name, default in _NATIVE_ONLY.items():
-        if given[name] != default:
+def _make_image_loader(given: Mapping[str, Any], reason: str, create: Callable[..., Any]) -> Any:
+    """Return a loader of the dataset, samplers and options that timm's own `create_loader` chooses."""
+    parameters = signature(create_loader).parameters
+    for name in ("nearby_shuffle", "on_error", "max_errors"):
+        if given[name] != parameters[name].default:
             raise ValueError(
-                f"{name}={given[name]!r} isn't supported with num_aug_repeats, input_size_choices, num_batches or an "
-                f"iterable dataset; it must be {default!r}: leave it out"
+                f"{name}={given[name]!r} isn't supported with {reason}, with which timm makes the order; leave it out"
             )
-    dataset, is_training, num_workers = given["dataset"], given["is_training"], given["num_workers"]
-    ranks = ranks_of(None, None) if given["distributed"] else ranks_of(1, 0)
-    num_batches = check_optional_integer("num_batches", given["num_batches"], 1)
-    timeout = check_seconds("timeout", given["timeout"])
-    if isinstance(dataset, IterableDataset):
-        if callable(configure := getattr(dataset, "set_loader_cfg", None)):
-            configure(num_workers=num_workers)  # timm's datasets estimate their length by it
-        batching: dict[str, Any] = {"batch_size": given["batch_size"], "drop_last": is_training, "shard_stream": False}
-    else:
-        num_repeats, sizes = float(given["num_aug_repeats"] or 1) if is_training else 1.0, None
-        if given["input_size_choices"] is not None:
-            dataset, sizes = _with_sizes(given, options, num_items_of(len(dataset), ranks, num_repeats))
-        batches = ImageBatches(
-            len(dataset),
-            given["batch_size"],
-            ranks,
-            given["seed"],
-            is_training=check_flag("is_training", is_training),
-            window=given["nearby_shuffle"],
-            num_repeats=num_repeats,
-            num_batches=num_batches,
-            sizes=sizes,
-        )
-        dataset, batching = KeyedImages(dataset), {"batch_sampler": batches}
-    if num_workers:  # the DataLoader may not see what is inside the dataset
-        warm_up(StartMethod.TEMPLATE, modules_of(type(given["dataset"])))
-    # A prefetcher to a GPU copies from page-locked memory.
-    device = "cuda" if given["device"] is None else given["device"]
-    to_gpu = torch.cuda.is_available() and torch.device(device).type == "cuda"
-    return ImageLoader(
-        dataset,
-        ranks,
-        given["seed"],
-        num_batches,
-        **batching,
-        num_workers=num_workers,
-        collate_fn=given["collate_fn"],
-        pin_memory=to_gpu if given["use_prefetcher"] else given["pin_memory"],
-        timeout=timeout if timeout is not None and num_workers else 0,
-        rng=None,
+    options = {  # what has its default may be unknown to an older timm
+        name: given[name]
+        for name, parameter in parameters.items()
+        if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD and given[name] is not parameter.default
+    }
+    loader = create(**{**options, "device": torch.device("cpu"), "use_multi_epochs_loader": False})
+    loader = loader.loader if given["use_prefetcher"] else loader
+    rank = find_ranks(None, None).rank if given["distributed"] else 0
+    seed = None if given["seed"] is None else check_integer("seed", given["seed"], 0) + rank  # so repeats differ
+    generator = None if seed is None else torch.Generator()
+    if isinstance(sampler := getattr(loader.batch_sampler, "sampler", None), RandomSampler):
+        sampler.generator = generator
+    vars(loader).update(
+        seed=seed,
+        generator=generator,
+        in_order=given["in_order"],
+        worker_restarts=given["worker_restarts"],
+        timeout=(given["timeout"] or 0) if given["num_workers"] else 0,
+        pin_memory=(
+            torch.cuda.is_available() and torch.device(given["device"] or "cuda").type == "cuda"
+            if given["use_prefetcher"]  # it copies to a GPU from page-locked memory
+            else given["pin_memory"]
+        ),
     )
+    return converted(loader, ImageLoader)
 
 
-def _with_sizes(given: Mapping[str, Any], options: Mapping[str, Any], num_items: int) -> tuple[Any, Any]:
-    """Return the dataset with one transform for each size of images, and the sampler that chooses the sizes."""
-    try:
-        from timm.data import create_transform
-        from timm.data.scheduled_sampler import ScheduledBatchSampler, ScheduledTransformDataset
-    except ImportError as error:
-        raise ImportError(f"input_size_choices needs a newer timm: pip install -U timm ({error})") from error
-    sizes = [_image_size(size, given["channels"]) for size in given["input_size_choices"]]
-    batch_sizes = given["batch_size_choices"]
-    if batch_sizes is None:
-        batch_sizes = [given["batch_size"]] * len(sizes)
-    if len(batch_sizes) != len(sizes):
-        raise ValueError(
-            f"batch_size_choices={batch_sizes!r} has {len(batch_sizes)} values, but input_size_choices has "
-            f"{len(sizes)}; give one for each"
-        )
-    if given["num_batches"] is None and min(batch_sizes) > num_items:
-        raise ValueError(
-            f"batches of {batch_sizes} samples don't fit into an epoch of {num_items} samples per rank; give "
-            f"smaller ones in batch_size_choices"
-        )
-    chosen = ScheduledBatchSampler(
-        range(num_items),  # only the sizes of its batches count
-        batch_sizes,
-        choice_weights=given["batch_choice_weights"],
-        seed=given["batch_choice_seed"],
-        num_batches=given["num_batches"],
-        choice_schedule=given["batch_choice_schedule"],
-        schedule_epochs=given["batch_schedule_epochs"],
-        schedule_spread=given["batch_schedule_spread"],
-        schedule_random_mix=given["batch_schedule_random_mix"],
-    )
-    transforms = [create_transform(**{**options, "input_size": size}) for size in sizes]
-    return ScheduledTransformDataset(given["dataset"], transforms), chosen
+class ImageLoader(DataLoader[Any], Closing):
+    """A DataLoader of timm's order, with what training loops call."""
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, on the dataset and the samplers that have one."""
+        for taker in [self.dataset, *chain_of(self.sampler, self.batch_sampler)]:
+            if hasattr(taker, "set_epoch"):
+                taker.set_epoch(epoch)
+        if isinstance(self.dataset, IterableDataset):
+            self._iterator = None  # workers that persist have copies of it
 
-def _image_size(size: Any, channels: int) -> tuple[int, ...]:
-    """Return one of `input_size_choices` as `(C, H, W)`."""
-    whole = (channels, size, size) if isinstance(size, int) else (channels, *size)[-3:]
-    if len(whole) != 3 or whole[0] != channels or min(whole) < 1:  # noqa: PLR2004 - (C, H, W)
-        raise ValueError(
-            f"input_size_choices has the size {size!r}; each must be the side of a square, (H, W), or (C, H, W) with "
-            f"C={channels}, as in input_size"
-        )
-    return whole
+    def device_key(self) -> int:
+        """Return the key of the last batch, see `device.prefetch.batch_key`. For a `DevicePrefetcher`."""
+        epoch: Any = self._latest
+        place = epoch.number, epoch._num_yielded - 1, expected_ranks(None).rank  # noqa: SLF001 - of this package
+        return derive_key(epoch.draws.begun.base_seed, Purpose.DEVICE.value, *place)
+
+    def close(self) -> None:
+        """Let the workers go. Batches that the user keeps stay valid. Idempotent."""
+        if self._latest is not None:
+            self._latest.shut_down()
+        if self._workers is not None:
+            self._workers.close()
 
 
 def _taken_by(callee: Callable[..., Any], given: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     """Return those of the given options that a function has, too: they mean the same. `others` come first."""
     names = signature(callee).parameters
     return {**{name: value for name, value in given.items() if name in names}, **others}
-
-
-def _check(given: Mapping[str, Any]) -> None:
-    """Raise for a dataset or options that can't be used, or that exclude each other."""
-    dataset, is_stream = given["dataset"], isinstance(given["dataset"], IterableDataset)
-    name = type(dataset).__name__
-    if not is_stream and not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            f"the dataset, a {name}, has no __getitem__, and isn't an IterableDataset of torch; give one of these, "
-            f"such as timm's ImageDataset"
-        )
-    if not hasattr(dataset, "transform"):
-        raise TypeError(
-            f"the dataset, a {name}, has no attribute 'transform', which create_loader sets; add one and call it with "
-            f"each image, as timm's ImageDataset does"
-        )
-    repeats, sizes = given["num_aug_repeats"], given["input_size_choices"]
-    if not isinstance(repeats, Real) or (repeats and not 1 <= float(repeats) < inf):  # timm's own scripts pass floats
-        raise ValueError(f"num_aug_repeats={repeats!r} isn't a number of repeats; it must be 0, or at least 1")
-    if given["worker_seeding"] not in ("all", "part"):
-        raise ValueError(
-            f"worker_seeding={given['worker_seeding']!r} isn't supported, because random numbers are keyed by sample, "
-            f"not by worker; leave it out, and pass seed, which all random numbers depend on"
-        )
-    for option in ("num_aug_repeats", "nearby_shuffle"):
-        if is_stream and given[option] not in (0, 1):
-            raise ValueError(
-                f"{option}={given[option]!r} isn't supported with an iterable dataset, whose samples have no index; "
-                f"leave it out, and do so in the dataset"
-            )
-    for option in ("batch_size_choices", "batch_choice_weights"):
-        if sizes is None and given[option] is not None:
-            raise ValueError(
-                f"{option}={given[option]!r} needs input_size_choices, because it has one value for each image size; "
-                f"give both or none"
-            )
-    reasons = {
-        "is_training=False": not given["is_training"],
-        "an iterable dataset": is_stream,
-        f"num_aug_splits={given['num_aug_splits']}": given["num_aug_splits"] > 0,
-        "no sizes in it": not sizes,
-    }
-    for reason, is_so in reasons.items():
-        if sizes is not None and is_so:
-            raise ValueError(
-                f"input_size_choices={sizes!r} isn't supported with {reason}; it is for training on a map-style "
-                f"dataset without augmentation splits: leave it out"
-            )

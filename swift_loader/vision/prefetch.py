@@ -13,7 +13,7 @@ import copy
 import functools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from operator import attrgetter
 from typing import Any, Literal
@@ -314,23 +314,25 @@ class PrefetchLoader(DevicePrefetcher):
         self._has_stage, self._consumer_index = True, consumer_index
 
     def close(self) -> None:
-        """Close the loader, if it has a `close`. Batches that the user keeps stay valid. Idempotent."""
-        if callable(getattr(self.loader, "close", None)):
-            self.loader.close()
+        """Close the loader, if it has a `close`; else drop the batches that were moved ahead. Idempotent.
 
-    def _begin_pass(self) -> Iterator[Any]:
+        Batches that the user keeps stay valid.
+        """
+        getattr(self.loader, "close", super().close)()
+
+    def _begin_pass(self) -> Callable[[], Any]:
         if isinstance(self.loader, SwiftLoader) and not self.loader.has_started:
             self.start(self._consumer_index)
-        return iter(self.loader) if self._has_stage else super()._begin_pass()
+        return iter(self.loader).__next__ if self._has_stage else super()._begin_pass()
 
     @property
     def mixup_enabled(self) -> bool:
         """Whether the collate function mixes samples, as timm's `FastCollateMixup` does; False if it can't.
 
         Set it between passes. A SwiftLoader is replaced by one with another collate function, see `with_collate_fn`: it
-        starts again at the next pass, its workers follow the new setting, and an iterator in use becomes invalid. For
-        any other loader, only the collate function in this process is changed: workers that persist keep the old
-        setting.
+        starts again at the next pass, its workers follow the new setting, and an iterator in use becomes invalid. Of
+        any other loader, the collate function is changed. A DataLoader gets new workers at the next pass, also with
+        `persistent_workers`.
         """
         return bool(getattr(self.collate_fn, "mixup_enabled", False))
 
@@ -340,9 +342,13 @@ class PrefetchLoader(DevicePrefetcher):
         if not hasattr(collate_fn, "mixup_enabled"):
             if enabled:
                 warn("mixup_enabled = True has no effect: the collate_fn can't mix; pass timm's FastCollateMixup")
+        elif bool(enabled) is self.mixup_enabled:
+            return
         elif not isinstance(loader, SwiftLoader):
             collate_fn.mixup_enabled = enabled
-        elif bool(enabled) is not self.mixup_enabled:
+            if getattr(loader, "_iterator", None) is not None:
+                loader._iterator = None  # noqa: SLF001 - as programs do it with torch's
+        else:
             changed = copy.copy(collate_fn)
             changed.mixup_enabled = enabled
             is_ahead = loader.has_started and not self._has_stage  # of the loop

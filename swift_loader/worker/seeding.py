@@ -397,20 +397,6 @@ def fetched_without_draws(fetch: Callable[[], Any]) -> tuple[Any, bool, bool]:
     return sample, fetching.drew_in_bulk, moved
 
 
-@contextmanager
-def seeded_by(key: int) -> Iterator[None]:
-    """Seed the global generators with a key, and let `sample_rng` go by it in the meantime.
-
-    For a dataset that knows a better key of its samples than their indices. The generators aren't restored afterwards.
-    """
-    seed_generators(key)
-    outer = _enter(Fetching(key, 0, [0], []))
-    try:
-        yield
-    finally:
-        _enter(outer)
-
-
 def seed_for_construction(rng: Rng) -> None:
     """Seed for the dataset's constructor. The seed is constant: each worker, rank and run draws the same numbers."""
     if rng is not Rng.NONE:

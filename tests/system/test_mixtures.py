@@ -58,7 +58,7 @@ def mixture_in_a_worker() -> Mixture:
     [
         (lambda: DataLoader(mixture_of(), batch_size=4, shuffle=True), ValueError),  # type: ignore[arg-type]
         (lambda: cached(mixture_of()), TypeError),
-        (lambda: create_loader(mixture_of(), (3, 8, 8), 4, num_batches=5), TypeError),
+        (lambda: create_loader(mixture_of(), (3, 8, 8), 4), TypeError),
         (lambda: SwiftLoader(mixture_in_a_worker, worker_per_consumer=0).start(), TypeError),
     ],
     ids=["torch's order", "a cache", "images", "made by a worker"],
