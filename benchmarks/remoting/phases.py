@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.executors.ray.memory import MAX_INLINE_BYTES
+from swift_loader.executors.ray.fleet import MAX_INLINE_BYTES
 from swift_loader.worker.actor import Reply
 
 PHASES = ("serialise", "put", "notice", "transfer", "view")

@@ -150,7 +150,7 @@ class RecycledSlots(Generic[AMemory]):
         del self._memories[slot]
         self._freed_at.pop(slot, None)
 
-    def lend(self, slot: int, nbytes: int, *, min_fill: float = MIN_FILL) -> NDArray[np.uint8]:
+    def lend(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """Return the first bytes of a slot, which is in use as long as a view of them exists.
 
         If they fill too little of it, they are copied out, and the slot is free.
@@ -158,7 +158,7 @@ class RecycledSlots(Generic[AMemory]):
         if slot == NO_SLOT:
             return np.empty(0, np.uint8)
         memory = self._memories[slot]
-        if nbytes < min_fill * memory.nbytes:
+        if nbytes < MIN_FILL * memory.nbytes:
             copied: NDArray[np.uint8] = self.array(slot)[:nbytes].copy()
             self.release(slot)
             return copied

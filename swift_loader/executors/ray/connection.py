@@ -152,26 +152,14 @@ class Connection:
         with self.held() as is_open:
             return is_open
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive, as Ray describes them."""
-        return [node for node in self.ray.nodes() if node.get("Alive")]
-
     def describe(self, wanted: Iterable[str] = ()) -> str:
         """Return what the cluster has and what of it is free, in words. `wanted`: also say so if it has none of it."""
         with self.held() as is_open:
             if not is_open:
                 return "no connection to this process any more"
             total, free = self.ray.cluster_resources(), self.ray.available_resources()
-            return describe_room(len(self.nodes()), {**dict.fromkeys(wanted, 0.0), **total}, free)
-
-    def store_nbytes(self) -> int:
-        """Return the size of this node's object store."""
-        with self.held() as is_open:
-            if not is_open:
-                return 0
-            here = self.ray.get_runtime_context().get_node_id()
-            found = (node["Resources"].get("object_store_memory", 0) for node in self.nodes() if node["NodeID"] == here)
-            return int(next(found, 0))
+            num_alive = sum(bool(node.get("Alive")) for node in self.ray.nodes())
+            return describe_room(num_alive, {**dict.fromkeys(wanted, 0.0), **total}, free)
 
     def close(self) -> None:
         """Stop using the connection. The last loader ends it, if this package made it. Idempotent."""

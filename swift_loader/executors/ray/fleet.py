@@ -24,14 +24,14 @@ from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by_ray
 from swift_loader.executors.ray.connection import Connection
-from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
+from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions, RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Payload, pack_payload
-from swift_loader.transport.segments import Segment
+from swift_loader.transport.segments import PrivateSlots, Segment
 from swift_loader.worker.actor import ActorPayload, BatchActor, Reply
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
@@ -43,6 +43,9 @@ else:
 
 FIRST_SERIAL = 1 << 20
 """Serial numbers of actors begin here, so that workers on this machine have others."""
+
+MAX_INLINE_BYTES = 2 << 20
+"""Ray sends batches of up to this size with the answer."""
 
 END_LIMIT_S = 1.5
 """How long `close` waits until Ray says that the actors have ended."""
@@ -73,7 +76,8 @@ class ActorFleet(Fleet):
         self._payload: Any = None
         """Ray's reference to the same in the object store. None: not connected, or told so."""
         self._actor_class: Any = None
-        self._store: ArrivalStore | None = None
+        self._slots = PrivateSlots(options.limits.max_in_flight + 1)
+        """Batches of all actors arrive there."""
         self._num_begun = 0
         """How often all actors were lost before one of them had built the dataset."""
         self._began_s = 0.0
@@ -154,8 +158,8 @@ class ActorFleet(Fleet):
             try:
                 process = Actor(self._connection, actor, self, serial)
                 process.begin(actor.start.remote(self._payload, serial, identity))
-                memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
-                self.workers = {**self.workers, serial: ActorHandle(worker_id, serial, process, process, memory)}
+                handle = ActorHandle(worker_id, serial, process, process, ActorMemory(self._slots))
+                self.workers = {**self.workers, serial: handle}
             except BaseException:  # of a signal handler: nobody knows of the actor
                 with suppress(Exception):  # the connection has ended meanwhile
                     self._connection.ray.kill(actor)
@@ -309,12 +313,7 @@ class ActorFleet(Fleet):
         return ExecutorFailed(WorkerDied(_DISCONNECTED))
 
     def listen(self, reader: MessageReader) -> None:
-        """Make the memory in which batches arrive, and the inboxes."""
-        limit = self._connection.store_nbytes() // STORE_SHARE
-        # The store tells of its segments: those that the reader sees are no segments.
-        self._store = ArrivalStore(limit, self.options.limits.max_in_flight + 1, reader.page_lock)
-        for worker in self.workers.values():
-            worker.memory = ActorMemory(self._store)
+        """Make the inboxes."""
         if not self.inboxes:  # of processes beside which there are actors
             super().listen(reader)
 
@@ -342,8 +341,7 @@ class ActorFleet(Fleet):
     def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002 - they follow from the options
         """Be ready for so many actors. Starts and ends none."""
         self.options = replace(self.options, num_workers=num_workers)
-        if self._store is not None:
-            self._store.slots.max_free = self.options.limits.max_in_flight + 1
+        self._slots.max_free = self.options.limits.max_in_flight + 1
 
     def reap(self, worker: Handle) -> None:
         """Say how an actor ended, by an event. It is killed if it lives."""
@@ -382,7 +380,7 @@ class ActorFleet(Fleet):
         self.workers, self._first_build = {}, None
         self.posted.clear()
         self._disconnect()
-        return [] if self._store is None else self._store.slots.take_all()
+        return self._slots.take_all()
 
     def _drop_payload(self) -> None:
         with self._connection.held():
