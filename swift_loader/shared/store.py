@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import CacheCorrupt, CacheMismatch, SharedMemoryFull, nbytes_text, warn
 from swift_loader.shared.memory import SharedMemory
 from swift_loader.transport.channel import avoid_std_streams, explaining_limits
-from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.failpoints import failpoint
 from swift_loader.transport.segments import write_pieces
 
 Facts = dict[str, Any]
@@ -377,15 +377,15 @@ class Store:
             whole = np.concatenate([np.frombuffer(piece, np.uint8) for piece in entry])
             _WORD.pack_into(whole.data, _HEAD.size, _checksum(whole, self._salt))
             entry = [whole]
-        failpoint(Failpoint.CACHE_CLAIMED)
+        failpoint("cache.claimed")
         here = self._here_now()
         try:
             offset = self._allocate(here, padded)
             if offset is None:
                 return
-            failpoint(Failpoint.CACHE_ALLOCATED)
+            failpoint("cache.allocated")
             write_pieces(here.descriptor, iter(entry), offset)
-            failpoint(Failpoint.CACHE_WRITTEN)
+            failpoint("cache.written")
             word = (offset // _UNIT) << _LENGTH_BITS | padded // _UNIT
             os.pwrite(here.descriptor, _WORD.pack(word), _INDEX_AT + _WORD.size * index)
         except OSError as error:
@@ -393,7 +393,7 @@ class Store:
                 raise
             self._fill_up(here, os.strerror(error.errno))
             return
-        failpoint(Failpoint.CACHE_PUBLISHED)
+        failpoint("cache.published")
 
     def _allocate(self, here: _Here, nbytes: int) -> int | None:
         """Return the offset of so many bytes that are nobody else's; None if there is no space for them."""

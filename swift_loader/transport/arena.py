@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from swift_loader.batch.collate import SendMemory
-from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.failpoints import failpoint
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ class Arena(SendMemory):
         """Return the offset of the next block, of so many bytes."""
         offset = self.used
         if offset:
-            failpoint(Failpoint.WORKER_SLOT_WRITE)
+            failpoint("worker.slot-write")
         self.used = -(-(offset + nbytes) // ALIGNMENT) * ALIGNMENT
         return offset
 

@@ -22,7 +22,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import BatchEncoder, encode_bytes
 from swift_loader.transport.encoder import Encoded
-from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.failpoints import failpoint
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, Hung, SampleFailed
 from swift_loader.transport.slots import SlotStore
 from swift_loader.transport.task import Task
@@ -190,13 +190,13 @@ class BatchBuilder:
 
     def _attempt(self, store: SlotStore, task: Task) -> Batch:
         self.failures = ()
-        failpoint(Failpoint.WORKER_STARTED)
+        failpoint("worker.started")
         samples, clock = self.samples, time.perf_counter_ns
         self._usage.begin()
         samples.slow_ns = 0
         start = clock()
         fetched = samples.fetch(task)
-        failpoint(Failpoint.WORKER_FETCHED)
+        failpoint("worker.fetched")
         fetched_ns = clock()
         samples.note_batch(fetched_ns - start, fetched.num_samples)
         # The second largest of the last sizes: a single outlier must not make all slots that large.
@@ -210,9 +210,9 @@ class BatchBuilder:
             except Exception as error:
                 raise BuildError(FailureStage.COLLATE) from error
             collated_ns = clock()
-            failpoint(Failpoint.WORKER_COLLATED)
+            failpoint("worker.collated")
             encoded = self._encode(batch, arena)
-            failpoint(Failpoint.WORKER_BEFORE_COMMIT)
+            failpoint("worker.before-commit")
             is_inline = len(encoded.meta) <= MAX_INLINE_BYTES
             meta_offset = 0 if is_inline else arena.place(np.frombuffer(encoded.meta, np.uint8)).offset
             slot.settle(arena)

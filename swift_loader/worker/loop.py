@@ -24,7 +24,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.failpoints import failpoint, identify
 from swift_loader.transport.messages import Batch, Kind, Received
 from swift_loader.transport.payload import Environment, Payload
 from swift_loader.transport.segments import NUM_BEGUN, Segment, capacity_for
@@ -114,9 +114,9 @@ class TaskLoop:
             self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
         else:
             answer = self._answer(task).pack()
-            failpoint(Failpoint.WORKER_AFTER_COMMIT)
+            failpoint("worker.after-commit")
             self._channel.send(answer)
-            failpoint(Failpoint.WORKER_NOTIFIED)
+            failpoint("worker.notified")
 
     def refill(self, *, wait: bool) -> bool:
         """Read all waiting messages; with `wait`, block for one if there is no task.
@@ -154,7 +154,7 @@ class TaskLoop:
         for slot in task.retired:
             self._slots.retire(slot)
         self._queue.append(task)
-        failpoint(Failpoint.WORKER_RECEIVED)
+        failpoint("worker.received")
 
     def _answer(self, task: Task) -> Batch | messages.Failure | messages.StreamEnded:
         try:
@@ -303,7 +303,7 @@ class DatasetBuilder:
             for segment in self._kept:  # the trainer has them already, as the first slots
                 slots.release(slots.adopt(segment))
             TaskLoop(channel, builder, slots).serve()
-        failpoint(Failpoint.WORKER_STOP)
+        failpoint("worker.stop")
 
     def start_service(self, worker: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
         """Build the dataset if this process has none. Return what serves it, and the report; None if that failed.
@@ -359,7 +359,7 @@ def start_fresh(payload: Payload, serial: int, channel: TaskChannel, usage: type
     """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
     builder = DatasetBuilder.of(payload)
     identify(serial)
-    failpoint(Failpoint.WORKER_BOOT)
+    failpoint("worker.boot")
     try:
         builder.read()
     except Exception as error:

@@ -29,7 +29,7 @@ import numpy as np
 
 from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.runtime import LoaderThread
-from swift_loader.transport.failpoints import Failpoint, failpoint
+from swift_loader.transport.failpoints import failpoint
 from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
 from swift_loader.transport.payload import Payload, PayloadLayout
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
@@ -104,7 +104,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
         return 0
     link.send(Ready(UNKNOWN_ADDRESS, report).pack())
     TaskLoop(link, builder, link.slots).serve()
-    failpoint(Failpoint.WORKER_STOP)
+    failpoint("worker.stop")
     return 0
 
 

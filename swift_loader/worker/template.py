@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from swift_loader.errors import ProtocolError
 from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.failpoints import failpoint, identify
 from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
 from swift_loader.transport.payload import Payload, PayloadLayout
 from swift_loader.worker.failure import describe_failure
@@ -121,7 +121,7 @@ class ForkServer:
             return True
         pidfd = os.pidfd_open(pid)
         if self.forks_workers:
-            failpoint(Failpoint.TEMPLATE_FORKED)
+            failpoint("template.forked")
         self._children[pidfd] = (serial, pid)
         self._poll.register(pidfd, select.POLLIN)
         with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
@@ -142,7 +142,7 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         if serial is not None:
             if self.forks_workers:
-                failpoint(Failpoint.TEMPLATE_REAPED)
+                failpoint("template.reaped")
             with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
                 self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
 
@@ -164,7 +164,7 @@ class Template(ForkServer):
         """Build the dataset and serve the trainer until it hangs up; return the exit code."""
         streams = ForkHazards.of_streams()
         self._stack_dumper.start()
-        failpoint(Failpoint.TEMPLATE_SET_UP)
+        failpoint("template.set-up")
         if not self._tries(self._builder.read):
             return 0
         options = self._builder.spec.options
@@ -208,7 +208,7 @@ class Template(ForkServer):
         reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
         if fallback is not None and reason and not built.threads:
             dumper.stop()
-            failpoint(Failpoint.TEMPLATE_BUILT)
+            failpoint("template.built")
             self._channel.send(Built(builder.report_length(), forkable=True, reason=reason).pack())
             builder.drop()
             gc.collect()
@@ -223,7 +223,7 @@ class Template(ForkServer):
         """Report the dataset, and serve. `reason`: why it can't be shared; empty if it is."""
         builder = self._builder
         self._stack_dumper.stop()
-        failpoint(Failpoint.TEMPLATE_BUILT)
+        failpoint("template.built")
         builder.is_shared = not reason
         report = builder.report_length() if reason else builder.report()
         self._channel.send(Built(report, forkable=not reason, reason=reason).pack())
@@ -239,7 +239,7 @@ class Template(ForkServer):
             if self._builder.slow_fork:
                 self.adopt(self._builder.slow_fork)
             self.serve()
-        failpoint(Failpoint.TEMPLATE_STOP)
+        failpoint("template.stop")
         return 0
 
     # Serving ----------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Template(ForkServer):
             raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
         request = Fork.unpack(frame)
         channel = Channel.from_descriptor(descriptors[0])
-        failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
+        failpoint("template.fork-requested")
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
             self._drop_descriptors()
             run_and_exit(partial(self._be_worker, request.worker, channel, self._stack_dumper))
@@ -271,7 +271,7 @@ class Template(ForkServer):
         reset_multiprocessing()
         if self._builder.spec.options.torch is None:  # else it takes torch's name for it
             be_child(f"SwiftLoader worker {worker}")
-        failpoint(Failpoint.WORKER_BOOT)
+        failpoint("worker.boot")
         stack_dumper.start()
         self._builder.run_worker(worker, channel)
         if self._builder.spec.options.start_method is StartMethod.FORK:
@@ -371,7 +371,7 @@ def be_template(
     `trainer`: see `ForkServer`.
     """
     try:
-        failpoint(Failpoint.TEMPLATE_BOOT)
+        failpoint("template.boot")
         if builder is None:
             return _receive_payload(channel, stack_dumper)
         return Template(channel, builder, stack_dumper, trainer).run()

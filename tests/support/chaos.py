@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter, deque
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
-from swift_loader.transport.failpoints import VARIABLE
 from tests.support.checked import Checked, Reference, check_batch, digest, environment
+from tests.support.faults import environ_of
 from tests.support.helpers import SWITCH, make_loader
 from tests.support.killer import STOPS_IN_SLOT_WRITE, Aim, Killer
 
@@ -67,8 +68,10 @@ def run_case(case: Case) -> Counter[Aim]:
         validate=False,  # the killer needs a loader that stands
         **options,
     )
-    failpoints = STOPS_IN_SLOT_WRITE.format(seed=case.seed)
-    with warnings.catch_warnings(), environment(SWITCH, "0"), environment(VARIABLE, failpoints), loader:
+    with warnings.catch_warnings(), ExitStack() as variables, loader:
+        faults = environ_of(STOPS_IN_SLOT_WRITE.format(seed=case.seed))
+        for name, value in {SWITCH: "0", **faults}.items():
+            variables.enter_context(environment(name, value))
         warnings.simplefilter("ignore", SwiftLoaderWarning)
         loader.start(0)
         with Killer(loader, case.aims(), Random(case.seed)) as killer:

@@ -20,6 +20,7 @@ import pytest
 
 from swift_loader import SwiftLoader
 from swift_loader.testing import portable_workers
+from tests.support.faults import environ_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +91,12 @@ def set_environ(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """Set an environment variable that the processes of this test's loaders get."""
     without_root(monkeypatch)
     monkeypatch.setenv(name, value)
+
+
+def set_faults(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Have the processes of this test's loaders fail at failpoints; see `faults`."""
+    for name, value in environ_of(text).items():
+        set_environ(monkeypatch, name, value)
 
 
 def loader_children(trainer: psutil.Process | None = None) -> list[psutil.Process]:

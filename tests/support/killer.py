@@ -26,7 +26,7 @@ from swift_loader.scheduler.failures import TEMPLATE
 from swift_loader.scheduler.work import key_of
 
 STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
-"""For the failpoints' variable: some workers stop between two pieces of a batch, and the killer finds them."""
+"""As `faults` has it: some workers stop between two pieces of a batch, and the killer finds them."""
 
 _TICK_S = 0.001
 _PAUSE_S = 0.02

@@ -27,13 +27,13 @@ from hypothesis import strategies as st
 from swift_loader import CacheCorrupt, CacheMismatch, SwiftLoader, cache, cached
 from swift_loader.shared import store
 from swift_loader.transport import failpoints
-from swift_loader.transport.failpoints import VARIABLE, Failpoint
+from tests.support import faults
 from tests.support.datasets import identity
-from tests.support.helpers import START_METHOD, set_environ, slow, wait_until
+from tests.support.helpers import START_METHOD, set_faults, slow, wait_until
 from tests.system.test_guards import switching
 
 LENGTH = 30
-POINTS = [point.value for point in Failpoint if point.value.startswith("cache.")]
+POINTS = [point.value for point in faults.Failpoint if point.value.startswith("cache.")]
 TYPED = (CacheMismatch, CacheCorrupt)
 
 both = pytest.mark.parametrize("where", ["memory", "file"])
@@ -100,7 +100,8 @@ def with_failpoint(item: str, kept: cache.CachedDataset, order: Sequence[int] = 
     """Return a task that reads all samples, and fails where the item says."""
 
     def task() -> None:
-        failpoints._items[:] = failpoints.parse_failpoints(item)
+        faults.ITEMS[:] = faults.parse_faults(item)
+        failpoints._hook = vars(faults)
         check(kept, order)
 
     return task
@@ -164,7 +165,7 @@ def test_a_kill_before_in_or_after_any_system_call_that_writes_leaves_nothing_ha
 def test_a_worker_that_is_killed_while_it_fills_the_cache_is_replaced(
     point: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_environ(monkeypatch, VARIABLE, f"{point}=SIGKILL,hit=3,once={tmp_path}/once")
+    set_faults(monkeypatch, f"{point}=SIGKILL,hit=3,once={tmp_path}/once")
     kept = open_cache(tmp_path, where)
     options: dict[str, Any] = {"batch_size": 5, "worker_per_consumer": 2, "shuffle": False, "validate": False}
     with SwiftLoader(dataset=kept, collate_fn=identity, start_method=START_METHOD, **options) as loader:

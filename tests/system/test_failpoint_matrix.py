@@ -19,9 +19,9 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderError, WorkerDied
 from swift_loader.executors.process import starter
-from swift_loader.transport.failpoints import VARIABLE, Action, Failpoint, parse_failpoints
 from tests.support import datasets
-from tests.support.helpers import exhaustive_unless, make_loader, set_environ, template_and_workers, wait_until
+from tests.support.faults import FAULTS, Action, Failpoint, parse_faults
+from tests.support.helpers import exhaustive_unless, make_loader, set_faults, template_and_workers, wait_until
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 96, 8, 2
 REFERENCE = list(range(NUM_SAMPLES)) * NUM_EPOCHS
@@ -87,7 +87,7 @@ def test_what_arrives_is_the_reference_or_a_prefix_and_a_typed_error(
         if not cell.is_in_template and "boot" not in cell.point.value and "stop" not in cell.point.value
         else ""
     )
-    set_environ(monkeypatch, VARIABLE, f"{cell.point.value}={cell.action.value},once={marker}{hit}")
+    set_faults(monkeypatch, f"{cell.point.value}={cell.action.value},once={marker}{hit}")
     if cell.is_in_template and cell.action in HANGS:
         monkeypatch.setattr(starter, "FORK_LIMIT_S", 0.5)
     if cell.later:
@@ -161,8 +161,8 @@ def bring_about(point: Failpoint) -> None:
     ],
 )
 def test_an_error_names_the_item_and_the_rule(item: str, rule: str) -> None:
-    with pytest.raises(ValueError, match=VARIABLE) as caught:
-        parse_failpoints(f"template.boot=raise;{item}")
+    with pytest.raises(ValueError, match=FAULTS) as caught:
+        parse_faults(f"template.boot=raise;{item}")
     assert f"item {item!r}: " in str(caught.value)
     assert rule in str(caught.value)
 
@@ -182,7 +182,7 @@ def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch
     variable = f"{point.value}=exit-0,once={marker}"
     if point is Failpoint.TEMPLATE_REAPED:  # on close, the template may be told to end before it has reaped anybody
         variable += f";{Failpoint.WORKER_NOTIFIED.value}=exit-7,serial=1"
-    set_environ(monkeypatch, VARIABLE, variable)
+    set_faults(monkeypatch, variable)
     loader = make_loader(datasets.Counting, batch_size=4)
     with loader, suppress(WorkerDied):  # a death; none if what died was replaced
         list(loader)

@@ -12,12 +12,11 @@ import pytest
 
 from swift_loader.executors.inbox import MAX_RECEIVERS
 from swift_loader.executors.process.starter import FIRST_WORKERS
-from swift_loader.transport.failpoints import VARIABLE
 from tests.support import datasets
 from tests.support.helpers import (
     ids_of,
     make_loader,
-    set_environ,
+    set_faults,
     template_and_workers,
 )
 
@@ -57,7 +56,7 @@ def test_all_workers_are_at_work_at_the_same_time(in_order: bool, tmp_path: Path
 
 
 def test_batches_come_while_workers_are_still_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environ(monkeypatch, VARIABLE, f"template.fork-requested=hang,hit={FIRST_WORKERS + 2}")
+    set_faults(monkeypatch, f"template.fork-requested=hang,hit={FIRST_WORKERS + 2}")
     with make_loader(datasets.Counting, workers=NUM_WORKERS) as loader:
         loader.start(0)
         assert sorted(ids_of(loader)) == list(range(100))
@@ -68,7 +67,7 @@ def test_batches_come_while_workers_are_still_being_started(monkeypatch: pytest.
 def test_a_template_that_dies_while_workers_are_being_started_is_replaced(
     point: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    set_environ(monkeypatch, VARIABLE, f"{point}=SIGKILL,hit={FIRST_WORKERS + 2},once={tmp_path / 'killed'}")
+    set_faults(monkeypatch, f"{point}=SIGKILL,hit={FIRST_WORKERS + 2},once={tmp_path / 'killed'}")
     with make_loader(datasets.Counting, workers=NUM_WORKERS, shuffle=False) as loader:
         for _ in range(3):
             assert ids_of(loader) == list(range(100))
@@ -78,7 +77,7 @@ def test_a_template_that_dies_while_workers_are_being_started_is_replaced(
 
 
 def test_a_worker_that_dies_while_others_are_being_started_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environ(monkeypatch, VARIABLE, f"worker.boot=SIGKILL,serial=1;worker.boot=SIGKILL,serial={FIRST_WORKERS + 1}")
+    set_faults(monkeypatch, f"worker.boot=SIGKILL,serial=1;worker.boot=SIGKILL,serial={FIRST_WORKERS + 1}")
     with make_loader(datasets.Counting, workers=NUM_WORKERS, shuffle=False) as loader:
         loader.start(0)
         template_and_workers(num_workers=NUM_WORKERS)

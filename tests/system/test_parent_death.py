@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from swift_loader.transport.failpoints import VARIABLE
+from tests.support.faults import environ_of
 from tests.support.helpers import (
     ROOT,
     exhaustive,
@@ -107,7 +107,7 @@ def trainer(program: Program, start_method: str, folder: Path) -> Iterator[psuti
     marker, temporary = folder / "marker", folder / "temporary"
     temporary.mkdir()
     code = PROGRAM.format(source=program.source, body=program.body, options=program.options)
-    environment = {**os.environ, "TMPDIR": str(temporary), VARIABLE: program.failpoints}
+    environment = {**os.environ, "TMPDIR": str(temporary), **environ_of(program.failpoints)}
     command = [sys.executable, "-c", code, start_method, str(marker)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
         try:

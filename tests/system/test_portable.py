@@ -30,7 +30,7 @@ from tests.support.helpers import (
     loader_processes,
     make_loader,
     run_script,
-    set_environ,
+    set_faults,
     slow,
 )
 from tests.support.resumable import Shards
@@ -140,7 +140,7 @@ def test_a_worker_that_is_stopped_is_killed_and_replaced(tmp_path: Path) -> None
 
 
 def test_a_worker_that_is_killed_while_it_writes_leaves_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environ(monkeypatch, "SWIFT_LOADER_FAILPOINTS", "worker.slot-write=SIGKILL,hit=2")
+    set_faults(monkeypatch, "worker.slot-write=SIGKILL,hit=2")
     with (
         portable(datasets.Counting, validate=False, worker_restarts=0) as loader,
         pytest.raises(WorkerDied, match="SIGKILL"),

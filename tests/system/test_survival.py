@@ -26,7 +26,7 @@ from tests.support.helpers import (
     make_loader,
     needs_template,
     run_script,
-    set_environ,
+    set_faults,
     template_and_workers,
     wait_until,
     without_root,
@@ -437,7 +437,7 @@ def test_what_a_dead_worker_said_of_its_samples_does_not_count(tmp_path: Path, m
             return {"id": index}
 
     marker = tmp_path / "killed"
-    set_environ(monkeypatch, "SWIFT_LOADER_FAILPOINTS", f"worker.after-commit=SIGKILL,hit=2,once={marker}")
+    set_faults(monkeypatch, f"worker.after-commit=SIGKILL,hit=2,once={marker}")
     kwargs = {"folder": str(tmp_path / "none"), "deed": "", "at": 5}
     options: dict[str, Any] = {"workers": 1, "on_error": "skip"}
     with make_loader(FailsAtFirst, kwargs=kwargs, shuffle=False, batch_size=4, validate=False, **options) as loader:
