@@ -181,28 +181,6 @@ def _take_table(meta: memoryview, num_blocks: int) -> tuple[Iterator[tuple[int, 
     return zip(numbers[::2], numbers[1::2], strict=True), meta[table_nbytes:]
 
 
-def encode_bytes(data: object, arena: Arena) -> Encoded:
-    """Copy the output of the user's `batch_encoder` into the arena, and return what `decode_bytes` needs to find it.
-
-    Raises `TypeError` if `data` isn't bytes, a bytearray or a memoryview.
-    """
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"batch_encoder returned a {type_name(data)}; it must return bytes")
-    block = arena.place(np.frombuffer(data, np.uint8))
-    return Encoded(ROW.pack(block.offset, len(block.memory)), 1)
-
-
-def decode_bytes(meta: memoryview, memory: NDArray[np.uint8]) -> bytes:
-    """Return a copy of the bytes that the user's `batch_encoder` returned for a batch.
-
-    Raises `ProtocolError` if they lie outside the memory.
-    """
-    offset, nbytes = ROW.unpack(meta)
-    if offset + nbytes > len(memory):
-        raise ProtocolError(f"a batch at [{offset}, {offset + nbytes}) lies outside a slot of {len(memory)} bytes")
-    return memory[offset : offset + nbytes].tobytes()
-
-
 def _buffers(
     rows: Iterator[tuple[int, int]], memory: NDArray[np.uint8], definitions: Definitions
 ) -> Iterator[NDArray[np.uint8] | object]:

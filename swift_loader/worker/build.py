@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.collate import collate_into
+from swift_loader.batch.tree import type_name
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import BatchEncoder, encode_bytes
+from swift_loader.transport.codec import BatchEncoder
 from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.failpoints import failpoint
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, Hung, SampleFailed
@@ -246,9 +247,12 @@ class BatchBuilder:
 
     def _encode(self, batch: Any, arena: Arena) -> Encoded:
         try:
-            if self._batch_encoder is None:
-                return self._encoder.encode(batch, arena)
-            return encode_bytes(self._batch_encoder(batch), arena)
+            if self._batch_encoder is not None:
+                batch = self._batch_encoder(batch)
+                if not isinstance(batch, (bytes, bytearray, memoryview)):
+                    raise TypeError(f"batch_encoder returned a {type_name(batch)}; it must return bytes")
+                batch = np.frombuffer(batch, np.uint8)
+            return self._encoder.encode(batch, arena)
         except EncodeError as error:
             raise BuildError(FailureStage.ENCODE) from error.with_traceback(None)
         except Exception as error:

@@ -342,6 +342,22 @@ def test_custom_encoder_and_decoder_are_used() -> None:
             assert [number for batch in loader for number in batch] == list(range(100))
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview, str, list])
+def test_a_custom_encoder_gives_bytes_of_any_size_and_nothing_else(kind: Any) -> None:
+    options: dict[str, Any] = {"batch_decoder": len, "shuffle": False, "workers": 0, "batch_size": 1}
+    size = 30_000 if kind in (bytearray, memoryview) else None
+
+    def encode(batch: Any) -> Any:
+        return kind("text") if size is None else kind(bytes(size * int(batch["id"][0])))
+
+    with make_loader(datasets.Counting, kwargs={"num_samples": 3}, batch_encoder=encode, **options) as loader:
+        if size is not None:
+            assert list(loader) == [0, size, 2 * size]
+            return
+        with pytest.raises(TypeError, match=f"batch_encoder returned a {kind.__name__}; it must return bytes"):
+            next(iter(loader))
+
+
 def test_starting_twice_and_using_a_closed_loader_are_errors() -> None:
     loader = make_loader(datasets.Counting)
     loader.start(0)

@@ -19,7 +19,7 @@ from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, Ready, SampleFailed, Skipped, StreamEnded
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import decode, decode_bytes
+from swift_loader.transport.codec import decode
 from swift_loader.transport.messages import Batch, BuildReport, Kind, Received, unpack_frame
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
@@ -105,9 +105,8 @@ class BatchReader:
                 raise ProtocolError(
                     f"a structure of {batch.meta_nbytes} bytes lies outside a slot of {len(memory)} bytes"
                 )
-        if self._batch_decoder is not None:
-            return self._batch_decoder(decode_bytes(meta, memory))
-        return decode(meta, batch.num_blocks, memory, self._definitions)
+        decoded = decode(meta, batch.num_blocks, memory, self._definitions)
+        return decoded if self._batch_decoder is None else self._batch_decoder(decoded.tobytes())
 
 
 class MessageReader:

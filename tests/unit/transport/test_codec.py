@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import BatchEncoder, decode, decode_bytes, encode, encode_bytes
+from swift_loader.transport.codec import BatchEncoder, decode, encode
 from swift_loader.transport.encoder import Encoded
 
 quiet_torch = pytest.mark.filterwarnings(
@@ -506,30 +504,3 @@ def test_a_buffer_outside_the_memory_is_refused(row: tuple[int, int]) -> None:
     meta = ROW.pack(*row) + sent.meta[ROW.size :]
     with pytest.raises(ProtocolError, match="outside a slot of 800 bytes"):
         decode(memoryview(meta), 1, memory, Definitions())
-
-
-# The user's own encoder -----------------------------------------------------------------------------------------------
-
-
-@given(data=st.binary(max_size=300), capacity=st.integers(0, 200), before=st.integers(0, 100))
-@settings(max_examples=60, deadline=None)
-def test_the_users_own_bytes_arrive(data: bytes, capacity: int, before: int) -> None:
-    arena = Arena(np.empty(capacity, np.uint8))
-    arena.allocate(before)
-    for kind in (bytes, bytearray, memoryview):
-        sent = encode_bytes(kind(data), arena)
-        arrived = decode_bytes(memoryview(sent.meta), memory_of(arena))
-        assert type(arrived) is bytes
-        assert arrived == data
-
-
-@pytest.mark.parametrize("data", ["text", None, [1], np.arange(3)], ids=type)
-def test_an_encoder_that_returns_no_bytes_is_told_so(data: object) -> None:
-    with pytest.raises(TypeError, match=rf"{type(data).__name__}; it must return bytes"):
-        encode_bytes(data, Arena(np.empty(0, np.uint8)))
-
-
-@pytest.mark.parametrize("row", [(0, 11), (11, 0), (2**64 - 1, 1)])
-def test_the_users_own_bytes_outside_the_memory_are_refused(row: tuple[int, int]) -> None:
-    with pytest.raises(ProtocolError, match="outside a slot of 10 bytes"):
-        decode_bytes(memoryview(ROW.pack(*row)), np.empty(10, np.uint8))
