@@ -142,7 +142,8 @@ class SwiftLoader(Closing):
                 worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. If batch times vary
                 much, give 4 to 6 batches per worker. If it is less than the number of workers, some are idle, and
                 `start()` warns. `repr(loader)` says how much [memory](how-it-works.md#memory) these batches take.
-            message_queue_size: Tasks that may wait in a worker's pipe, at least 1. At most 64 are used.
+            message_queue_size: At least 1. It has no effect: nearly always, a worker has one task that it builds and
+                one that waits; at most 64.
             max_buffer_size: Finished batches of one worker that may wait for the loop, at least 1. A worker with so
                 many gets no new task. Default: `max(2, data_queue_size // worker_per_consumer + 1)`.
             nearby_shuffle: How many samples are shuffled together. Such a window consists of short runs of neighbours

@@ -357,10 +357,9 @@ class DeliveryOptions:
     worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
     in_order: bool = option("in_order", check_flag)
     max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
-    """None: chosen by `Limits`. This and the next two become `limits`."""
+    """None: chosen by `Limits`. This and the next one become `limits`."""
     max_ready_per_worker: int | None = option("max_buffer_size", check_optional_integer, 1)
     """None: chosen by `Limits`."""
-    max_tasks: int = option("message_queue_size", check_integer, 1)
     thread_per_worker: bool = option("multithread", check_flag)
     batch_decoder: Callable[[bytes], Any] | None = option("batch_decoder", check_callable)
     timeout_s: float | None = option("timeout", check_seconds)
@@ -403,8 +402,7 @@ class DeliveryOptions:
     @property
     def limits(self) -> Limits:
         """How far ahead of the loop the workers may work."""
-        given = self.max_in_flight, self.max_ready_per_worker, self.max_tasks
-        return Limits.of(*given, self.num_workers, in_order=self.in_order)
+        return Limits.of(self.max_in_flight, self.max_ready_per_worker, self.num_workers, in_order=self.in_order)
 
     def warn_of_idle_workers(self) -> None:
         """Warn if the user's limit doesn't let all workers be busy."""
@@ -481,6 +479,7 @@ class Options:
             TypeError: An argument has the wrong type, or two arguments exclude each other.
             ValueError: A value is out of its range. The message names the value, what is allowed and what to change.
         """
+        check_integer("message_queue_size", given["message_queue_size"], 1)  # it has no effect
         executor, number = check_executor("executor", given.get("executor")), given["worker_per_consumer"]
         if number is None:  # on this machine: one, or none if there are others
             number = 1 if executor is None else 0

@@ -35,7 +35,6 @@ DEFAULT_PREFETCH = 2
 
 _FIXED = {
     "max_buffer_size": None,
-    "message_queue_size": 10,
     "multithread": True,
     "batch_decoder": None,
     "max_nb_batch_on_device": 1,

@@ -103,14 +103,14 @@ class Session:
         page_lock = None if self._target is None else self._target.make_page_lock(self._notices)
         if self._broadcast is not None and not self._broadcast.is_leader:
             executor = ReceivingExecutor(self._broadcast, spec, metrics)
-            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
+            settings = SchedulerSettings(Limits(1, 1, in_order=delivery.in_order))
         elif fleet is not None:
             executor = WorkerExecutor(fleet, metrics, self._log.write, self._notices, page_lock)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices)
         else:
             executor = InlineExecutor(spec, metrics, delivery.batch_decoder, dataset)
-            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
+            settings = SchedulerSettings(Limits(1, 1, in_order=delivery.in_order))
         return Dispatcher(executor, settings, metrics, self._notices, self._log)
 
     @property

@@ -120,7 +120,6 @@ def process_executor(
         in_order=limits.in_order,
         max_in_flight=limits.max_in_flight,
         max_ready_per_worker=limits.max_ready_per_worker,
-        max_tasks=limits.max_tasks,
         thread_per_worker=True,
         batch_decoder=None,
         timeout_s=settings.timeout_s,
@@ -139,9 +138,6 @@ MAX_CONCURRENCY = 1024
 
 MAX_RESTARTS = 3
 """How many processes in a row with one id are replaced before one of them gives a result."""
-
-MAX_TASKS = 16
-"""How many items may wait at one worker."""
 
 
 class Where(str, Enum):
@@ -192,7 +188,7 @@ class Map(Node):
     def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
         """Start the workers."""
         in_order, is_generator, is_process = self.is_exact, self.counts, self.where is Where.PROCESS
-        limits = Limits(self.max_in_flight, self.max_in_flight, MAX_TASKS, in_order=in_order)
+        limits = Limits(self.max_in_flight, self.max_in_flight, in_order=in_order)
         # In a relay's order, a worker may wait for room.
         leaves_out = self.skips_failures and not (is_generator and in_order and not is_process)
         restarts = MAX_RESTARTS if is_process else 0

@@ -67,25 +67,21 @@ class Limits:
     """Batches of all workers that are being built or wait for the loop."""
     max_ready_per_worker: int
     """Batches of one worker that may wait for the loop. At this number, the worker gets no new task."""
-    max_tasks: int
-    """Tasks that may wait in a worker's pipe."""
     in_order: bool
     """False delivers batches as soon as they are ready, within an epoch."""
     num_expected: int = 0
     """Until so many workers are there, each has at most one task. Datasets may wait for each other in all of them."""
 
     @classmethod
-    def of(
-        cls, max_in_flight: int | None, max_ready: int | None, max_tasks: int, num_workers: int, *, in_order: bool
-    ) -> Limits:
+    def of(cls, max_in_flight: int | None, max_ready: int | None, num_workers: int, *, in_order: bool) -> Limits:
         """Return the limits of one loader. What is None is chosen by the number of workers."""
         num_batches = max_in_flight or chosen_in_flight(num_workers, in_order=in_order)
         # A worker's share and one more, because some are slower than others.
-        return cls(num_batches, max_ready or max(2, num_batches // max(1, num_workers) + 1), max_tasks, in_order)
+        return cls(num_batches, max_ready or max(2, num_batches // max(1, num_workers) + 1), in_order)
 
     def max_of_worker(self, num_workers: int) -> int:
         """Return how many batches of one of so many workers may be built or waiting at a time."""
-        return min(self.max_in_flight, self.max_ready_per_worker + min(self.max_tasks, self.share(num_workers)))
+        return min(self.max_in_flight, self.max_ready_per_worker + min(MAX_TASKS, self.share(num_workers)))
 
     def share(self, num_workers: int) -> int:
         """Return how many tasks one of so many workers may have at a time."""
@@ -257,9 +253,8 @@ class Queues:
         if self._limits.in_order and deviation_s > STEADY_S:
             return 1
         if build_s >= QUEUED_S:  # nearly always
-            return min(MIN_TASKS, self._limits.max_tasks)
-        num_tasks = 1 + math.ceil(QUEUED_S / build_s) if build_s > 0 else MAX_TASKS
-        return min(max(MIN_TASKS, num_tasks), self._limits.max_tasks, MAX_TASKS)
+            return MIN_TASKS
+        return min(1 + math.ceil(QUEUED_S / build_s), MAX_TASKS) if build_s > 0 else MAX_TASKS
 
     # The worker with the least to do
 

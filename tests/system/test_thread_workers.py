@@ -96,7 +96,7 @@ def test_batches_are_built_before_the_loop_asks() -> None:
 
     for validate in (True, False):
         built.clear()
-        with thread_loader(Notes, validate=validate, message_queue_size=1, data_queue_size=5) as loader:
+        with thread_loader(Notes, validate=validate, data_queue_size=5) as loader:
             loader.start(0)
             wait_until(lambda: len(built) == 40, "five batches are built")
 

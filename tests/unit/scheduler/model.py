@@ -52,7 +52,7 @@ class World:
     def __init__(self, setting: Setting, make: Callable[[SchedulerSettings], Scheduler] = Scheduler) -> None:
         self.setting = setting
         self.judge = Judge(setting)
-        limits = Limits(setting.max_in_flight, setting.max_ready, 64, setting.in_order)
+        limits = Limits(setting.max_in_flight, setting.max_ready, setting.in_order)
         settings = SchedulerSettings(limits, setting.max_restarts, TIMEOUT_S / 2, TIMEOUT_S)
         self.scheduler = make(replace(settings, num_workers=setting.num_workers))
         self.now_s = 0.0

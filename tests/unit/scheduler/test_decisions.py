@@ -34,7 +34,7 @@ from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, Sched
 from swift_loader.scheduler.work import PlannedWork
 from tests.support.work import planned
 
-LIMITS = Limits(max_in_flight=4, max_ready_per_worker=4, max_tasks=10, in_order=True)
+LIMITS = Limits(max_in_flight=4, max_ready_per_worker=4, in_order=True)
 DEATH = Death(-9)
 
 
@@ -158,7 +158,7 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
 
 
 def test_each_worker_that_hangs_at_its_first_task_is_warned_of_if_the_loop_waits_for_any() -> None:
-    scheduler = Scheduler(SchedulerSettings(Limits(4, 4, 4, in_order=False), stall_warning_s=1.0))
+    scheduler = Scheduler(SchedulerSettings(Limits(4, 4, in_order=False), stall_warning_s=1.0))
     for worker in range(3):
         scheduler.handle(Ready(worker, worker), 0.0)
     begin(scheduler)
@@ -187,7 +187,7 @@ def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
 
 
 def test_a_worker_that_is_not_to_be_replaced_keeps_its_batch_and_the_loop_gets_the_error_with_each_wait() -> None:
-    limits = Limits(max_in_flight=4, max_ready_per_worker=4, max_tasks=10, in_order=True)
+    limits = Limits(max_in_flight=4, max_ready_per_worker=4, in_order=True)
     scheduler = Scheduler(SchedulerSettings(limits, timeout_s=10.0, replaces_stalled=False))
     scheduler.handle(Ready(0, 0), 0.0)
     begin(scheduler)
@@ -202,7 +202,7 @@ def test_a_worker_that_is_not_to_be_replaced_keeps_its_batch_and_the_loop_gets_t
 
 
 def test_a_failure_says_nothing_about_how_long_a_batch_takes() -> None:
-    scheduler = Scheduler(SchedulerSettings(Limits(40, 40, 40, in_order=True)))
+    scheduler = Scheduler(SchedulerSettings(Limits(40, 40, in_order=True)))
     scheduler.handle(Ready(0, 0), 0.0)
     sent = begin(scheduler)
     scheduler.handle(Answered(0, sent[0].generation, sent[0].sequence, error=ValueError("one sample")), 0.0)

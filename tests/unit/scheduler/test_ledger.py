@@ -17,7 +17,7 @@ from tests.support.work import planned
 Task = tuple[int, int]
 """(generation, sequence)."""
 
-LIMITS = Limits(max_in_flight=4, max_ready_per_worker=3, max_tasks=10, in_order=True)
+LIMITS = Limits(max_in_flight=4, max_ready_per_worker=3, in_order=True)
 
 
 def assign(ledger: Ledger) -> list[Send]:
@@ -49,13 +49,13 @@ def answer(ledger: Ledger, task: Send, outcome: str = "batch", build_s: float = 
 
 @pytest.mark.parametrize("max_in_flight", [4, 5, 6, 7])
 def test_no_task_waits_at_a_worker_while_it_takes_another_ones_only_task(max_in_flight: int) -> None:
-    ledger = ledger_with(4, limits=Limits(max_in_flight, 4, 10, in_order=True))
+    ledger = ledger_with(4, limits=Limits(max_in_flight, 4, in_order=True))
     go_to(ledger, 0, 0, num_batches=100)
     assert sorted(task.worker for task in assign(ledger)) == [0, 1, 2, 3]
 
 
 def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
-    limits = Limits(max_in_flight=10_000, max_ready_per_worker=10_000, max_tasks=10_000, in_order=True)
+    limits = Limits(max_in_flight=10_000, max_ready_per_worker=10_000, in_order=True)
     ledger = ledger_with(1, limits=limits)
     num_sent = 0
     for epoch in range(20):
@@ -69,7 +69,7 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
 
 
 def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one() -> None:
-    ledger = ledger_with(2, limits=Limits(4, 4, 4, in_order=False))
+    ledger = ledger_with(2, limits=Limits(4, 4, in_order=False))
     go_to(ledger, 0, 0, num_batches=2)
     tasks = assign(ledger)
     slow, *others = [task for task in tasks if task.worker == tasks[0].worker]
@@ -87,7 +87,7 @@ def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one
 
 
 def test_a_worker_with_enough_batches_ready_builds_what_was_lost_all_the_same() -> None:
-    ledger = ledger_with(2, limits=Limits(8, 1, 1, in_order=True))
+    ledger = ledger_with(2, limits=Limits(8, 1, in_order=True, num_expected=3))  # one task each
     go_to(ledger, 0, 0)
     first, second = assign(ledger)
     answer(ledger, second)
@@ -119,7 +119,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
     """The batches of all other shards are delivered while one worker answers nothing."""
     num_workers = len(lengths)
     slow %= num_workers
-    limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), 10, in_order=False)
+    limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), in_order=False)
     ledger = ledger_with(num_workers, limits=limits)
     ledger.begin(StreamRounds(0, num_workers))
     sent: list[Send] = []
@@ -158,7 +158,7 @@ def next_of(sent: list[Send], worker: int) -> Send:
 
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
-    ledger = ledger_with(2, limits=Limits(2, 3, 10, in_order=True))
+    ledger = ledger_with(2, limits=Limits(2, 3, in_order=True))
     ledger.begin(StreamRounds(0, 2))
     tasks = assign(ledger)
     for worker in (0, 1):
@@ -170,7 +170,7 @@ def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() ->
 
 
 def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
-    ledger = ledger_with(2, limits=Limits(4, 4, 10, in_order=True))
+    ledger = ledger_with(2, limits=Limits(4, 4, in_order=True))
     go_to(ledger, 0, 0)
     tasks = assign(ledger)
     assert {task.worker for task in tasks[:2]} == {0, 1}
@@ -186,7 +186,7 @@ def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -
     work = [IndexWork(0, step, [step], step) for step in range(4)]
     ledger.begin(Works(work))
     assert [task.work for task in assign(ledger)] == work[:1]
-    ledger.use_limits(Limits(3, 3, 3, in_order=True))
+    ledger.use_limits(Limits(3, 3, in_order=True))
     assert ledger.remove_worker(0) == 1
     ledger.queues.add(1, worker_id=5)
     assert [task.work for task in assign(ledger)] == [one._replace(worker_id=None) for one in work[:2]]

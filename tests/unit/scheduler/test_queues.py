@@ -21,7 +21,6 @@ LIMITS = st.builds(
     Limits,
     max_in_flight=st.integers(1, 24),
     max_ready_per_worker=st.integers(1, 4),
-    max_tasks=st.integers(1, 5),
     in_order=st.booleans(),
     num_expected=st.integers(0, 4),
 )
@@ -163,7 +162,7 @@ def test_a_worker_that_has_less_to_do_again_and_again_leaves_no_old_entries() ->
     assert len(queues._entries) <= 2 + MIN_ENTRIES
 
 
-MANY = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
+MANY = Limits(max_in_flight=1000, max_ready_per_worker=100, in_order=True)
 WORK = PlannedWork(0, 0)
 
 
@@ -188,22 +187,21 @@ def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_work
 
 
 @pytest.mark.parametrize(
-    ("build_s", "in_order", "max_tasks", "num_tasks"),
+    ("build_s", "in_order", "num_tasks"),
     [
-        ([], True, 1000, 2),
-        ([1.0], True, 1000, 2),
-        ([0.0001], True, 1000, 11),
-        ([0.0], True, 1000, MAX_TASKS),
-        ([0.0], True, 3, 3),
-        ([0.1, 0.5], True, 1000, 1),
-        ([0.1, 0.5], False, 1000, 2),
-        ([0.1, 0.1, 0.1], True, 1000, 2),
+        ([], True, 2),
+        ([1.0], True, 2),
+        ([0.0001], True, 11),
+        ([0.0], True, MAX_TASKS),
+        ([0.1, 0.5], True, 1),
+        ([0.1, 0.5], False, 2),
+        ([0.1, 0.1, 0.1], True, 2),
     ],
 )
-def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary_and_no_more_than_the_user_allows(
-    build_s: list[float], in_order: bool, max_tasks: int, num_tasks: int
+def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary(
+    build_s: list[float], in_order: bool, num_tasks: int
 ) -> None:
-    queues = queues_of(1, replace(MANY, in_order=in_order, max_tasks=max_tasks))
+    queues = queues_of(1, replace(MANY, in_order=in_order))
     for number, seconds in enumerate(build_s):
         queues.push(0, (0, number))
         queues.pop(0, (0, number), is_current=True, is_ready=True, build_s=seconds)
@@ -255,15 +253,13 @@ def test_tasks_of_earlier_generations_stay_but_are_not_counted() -> None:
     assert (queues.busy(), queues.first(1), repr(queues)) == ([], (0, 0), "worker 0: 0, worker 1: 1")
 
 
-@given(limits=st.builds(Limits, st.integers(1, 50), st.integers(1, 9), st.integers(1, 9), st.booleans()))
+@given(limits=st.builds(Limits, st.integers(1, 50), st.integers(1, 9), st.booleans()))
 def test_the_batches_of_one_worker_are_limited_by_those_of_all(limits: Limits) -> None:
     for num_workers in range(5):
         assert 1 <= limits.share(num_workers) <= limits.max_in_flight
         assert limits.share(num_workers) * max(1, num_workers) <= max(limits.max_in_flight, num_workers)
         assert 1 <= limits.max_of_worker(num_workers) <= limits.max_in_flight
-    assert limits.max_of_worker(1) == min(
-        limits.max_in_flight, limits.max_ready_per_worker + min(limits.max_tasks, limits.max_in_flight)
-    )
+    assert limits.max_of_worker(1) == min(limits.max_in_flight, limits.max_ready_per_worker + MAX_TASKS)
 
 
 @pytest.mark.parametrize(
@@ -273,5 +269,5 @@ def test_the_batches_of_one_worker_are_limited_by_those_of_all(limits: Limits) -
 def test_every_worker_has_batches_to_build_and_in_order_one_more(
     num_workers: int, in_order: bool, num_batches: int
 ) -> None:
-    assert Limits.of(None, None, 1, num_workers, in_order=in_order).max_in_flight == num_batches
-    assert Limits.of(3, None, 1, 8, in_order=in_order) == Limits(3, 2, 1, in_order)
+    assert Limits.of(None, None, num_workers, in_order=in_order).max_in_flight == num_batches
+    assert Limits.of(3, None, 8, in_order=in_order) == Limits(3, 2, in_order)
