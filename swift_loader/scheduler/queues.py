@@ -146,9 +146,9 @@ class Queues:
 
     def use_limits(self, limits: Limits) -> None:
         """Hold to these limits from now on."""
-        may_have_more = limits.max_ready_per_worker > self._limits.max_ready_per_worker
         self._limits = limits
-        self._note_number(may_have_more=may_have_more)
+        self._note_number()
+        self._look_again()
 
     def add(self, serial: int, worker_id: int) -> None:
         """Give tasks to this worker from now on."""
@@ -182,11 +182,11 @@ class Queues:
         self._note_number()
         return [] if queue is None else list(queue.tasks)
 
-    def _note_number(self, *, may_have_more: bool = False) -> None:
+    def _note_number(self) -> None:
         """Share out the tasks again: there is another number of workers, or there are other limits."""
         before, num_workers = self._share, len(self._queues)
         self._share = self._limits.share(num_workers) if num_workers >= self._limits.num_expected else 1
-        if may_have_more or self._share > before:
+        if self._share > before:
             self._look_again()
 
     # Tasks

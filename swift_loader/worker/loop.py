@@ -24,7 +24,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.failpoints import failpoint, identify
+from swift_loader.transport.failpoints import failpoint
 from swift_loader.transport.messages import Batch, Kind, Received
 from swift_loader.transport.payload import Environment, Payload
 from swift_loader.transport.segments import NUM_BEGUN, Segment, capacity_for
@@ -358,8 +358,7 @@ class DatasetBuilder:
 def start_fresh(payload: Payload, serial: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
     """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
     builder = DatasetBuilder.of(payload)
-    identify(serial)
-    failpoint("worker.boot")
+    failpoint("worker.boot", serial)
     try:
         builder.read()
     except Exception as error:

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from swift_loader.errors import ProtocolError
 from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.failpoints import failpoint, identify
+from swift_loader.transport.failpoints import failpoint
 from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
 from swift_loader.transport.payload import Payload, PayloadLayout
 from swift_loader.worker.failure import describe_failure
@@ -267,11 +267,10 @@ class Template(ForkServer):
 
     def _be_worker(self, worker: int, channel: Channel, stack_dumper: StackDumper) -> int:
         """Be a worker until it is told to stop; return the exit code."""
-        identify(worker)
         reset_multiprocessing()
         if self._builder.spec.options.torch is None:  # else it takes torch's name for it
             be_child(f"SwiftLoader worker {worker}")
-        failpoint("worker.boot")
+        failpoint("worker.boot", worker)
         stack_dumper.start()
         self._builder.run_worker(worker, channel)
         if self._builder.spec.options.start_method is StartMethod.FORK:

@@ -5,8 +5,8 @@
     template.forked=exit-7,once=/tmp/x/marker      the first time that any process of the run reaches it
     worker.slot-write=SIGSTOP,p=0.01,seed=5        one time in a hundred
 
-All conditions of an item must hold. Points of workers fire only after `identify`: the code of workers runs in other
-processes, too. Fork-safe: a process restarts its counts and random numbers when it calls `identify`.
+All conditions of an item must hold. Points of workers fire only in a process that has said its serial number: the code
+of workers runs in other processes, too. Fork-safe: with that, it restarts its counts and random numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def environ_of(text: str) -> dict[str, str]:
 class Failpoint(Enum):
     """A point in the code of the package, as `failpoint` names it."""
 
-    WORKER_BOOT = "worker.boot"  # it has called `identify`; it has neither built a dataset nor sent READY
+    WORKER_BOOT = "worker.boot"  # it has said its serial number; it has neither built a dataset nor sent READY
     WORKER_RECEIVED = "worker.received"  # a task was read and queued
     WORKER_STARTED = "worker.started"  # a batch was started, no sample fetched
     WORKER_FETCHED = "worker.fetched"  # all samples were fetched, nothing was collated
@@ -133,14 +133,11 @@ def parse_faults(text: str) -> list[Item]:
 ITEMS = parse_faults(os.environ.get(FAULTS, ""))
 
 
-def visit(point: str) -> None:
-    """Fail if an item says so."""
+def visit(point: str, serial: int | None = None) -> None:
+    """Fail if an item says so. `serial`: begin anew, as the worker with this serial number."""
+    if serial is not None:
+        for item in ITEMS:
+            item.identify(serial)
     # Evaluate all items before the first one fires, because that may raise.
     for item in [item for item in ITEMS if item.point.value == point and item.is_due()]:
         item.fire()
-
-
-def identify(serial: int) -> None:
-    """Begin anew, as the worker with this serial number."""
-    for item in ITEMS:
-        item.identify(serial)
