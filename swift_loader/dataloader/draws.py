@@ -185,7 +185,9 @@ class Draws:
             self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
         if indices is _NOTHING:
             return None
-        if self._has_batches and not hasattr(indices, "__len__"):  # `map`, `islice` or a generator
+        if self._has_batches and not (
+            type(indices) is IndexArray or hasattr(indices, "__len__")
+        ):  # `map`, `islice` or a generator
             indices = list(indices)
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self._draws_again = self._draws_again or (self._start is not None and self._source.has_stayed)
