@@ -390,47 +390,27 @@ class _Tables(NamedTuple):
     @classmethod
     def of(cls, changes: Changes, owed: Weights) -> _Tables:
         """Return the tables of these changes. Those made last are continued, as far as their changes are the same."""
-        known_changes, known = _LAST.get(owed, ((), None))
-        pairs = enumerate(zip(known_changes, changes, strict=False))
-        same = next((at for at, (one, other) in pairs if one != other), min(len(known_changes), len(changes)))
-        columns: list[Any] = [[], [], [], [], [], [], []]
-        end, before, root = 0, [0] * len(owed), 0
-        forks: Any = ()
-        children: Any = ()
-        if known is not None and same:
-            end = int([*known.offsets, len(known.forks)][same])
-            columns = [[column[:same]] for column in known[:5]] + [[column[:end]] for column in known[5:]]
-            root, begin, before = int(known.roots[same - 1]), known.offsets[same - 1], known.before[same - 1].tolist()
-            owed_now, forks, children = (
-                tuple(known.owed[same - 1].tolist()),
-                known.forks[begin:],
-                known.children[begin:],
-            )
-        else:
-            owed_now = owed
-        for (begin, weights), (last, last_weights) in zip(changes[same:], (changes[:1] + changes)[same:], strict=False):
-            if begin > last:
+        known, segments = _LAST.get(owed, ((), []))
+        pairs = enumerate(zip(known, changes, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), min(len(known), len(changes)))
+        segments, (last, last_weights) = segments[:same], changes[max(same - 1, 0)]
+        for begin, weights in changes[same:]:
+            end, before, owed_now = 0, [0] * len(owed), owed
+            if segments:
+                _, root, start, earlier, owed_then, grown, sides = segments[-1]
                 counts = [0] * len(owed)
-                _count(root, begin - last, forks, children, counts)
-                owed_now = _owed_after(begin - last, counts, last_weights, owed_now)
-                before = [one + count for one, count in zip(before, counts, strict=True)]
+                _count(int(root[0]), begin - last, grown, sides, counts)
+                end, before = int(start[0]) + len(grown), (earlier[0] + np.array(counts, np.uint64)).tolist()
+                owed_now = _owed_after(begin - last, counts, last_weights, tuple(owed_then[0].tolist()))
             forks, children = [(0, 0, 1)] * len(owed), [(0, 0)] * len(owed)
             root = _plant(weights, owed_now, forks, children)
-            for column, row in zip(
-                columns, ([begin], [root], [end], [before], [owed_now], forks, children), strict=True
-            ):
-                column.append(row)
-            end += len(forks)
-        tables = cls(
-            *(
-                np.concatenate([np.asarray(row, dtype) for row in column])
-                for column, dtype in zip(columns, _DTYPES, strict=True)
-            )
-        )
+            rows: list[Any] = [[begin], [root], [end], [before], [owed_now], forks, children]
+            segments.append([np.array(row, dtype) for row, dtype in zip(rows, _DTYPES, strict=True)])
+            last, last_weights = begin, weights
         if len(changes) > 1:
             _LAST.clear()  # in a process, one mixture changes at a time
-            _LAST[owed] = changes, tables
-        return tables
+            _LAST[owed] = changes, segments
+        return cls(*map(np.concatenate, zip(*segments, strict=True)))
 
     def at(self, positions: Positions) -> tuple[NDArray[np.int64], Positions]:
         """Return the source at each position, and how many of its samples came before."""
@@ -458,8 +438,8 @@ class _Tables(NamedTuple):
 
 
 _DTYPES = np.uint64, np.int64, np.int64, np.uint64, np.float64, np.uint64, np.int64
-_LAST: dict[Weights, tuple[Changes, _Tables]] = {}
-"""The tables made last, of several changes. A loop may change weights a thousand times."""
+_LAST: dict[Weights, tuple[Changes, list[list[NDArray[Any]]]]] = {}
+"""The rows of the tables made last, by segment. A loop may change weights a thousand times."""
 
 
 def _plant(weights: Weights, owed: Weights, forks: list[tuple[int, int, int]], children: list[tuple[int, int]]) -> int:
