@@ -327,18 +327,13 @@ class PackedDataset:
         row = counts[self._order.indices(0, np.arange(len(counts), dtype=np.int64))]
         self._bounds: Indices = np.concatenate([np.zeros(1, np.int64), np.cumsum(row)])
         """`(n + 1,)` where each document of the row begins, and its end."""
-        if (most := self._collate.max_documents) is not None and (
-            needed := self._num_documents().max(initial=0)
-        ) > most:
-            raise ValueError(f"max_documents={most} is too small: a window has {needed} documents; give at least that")
-
-    def _num_documents(self) -> Indices:
-        """Return how many documents each window has, with that of the padding."""
-        begins, total = np.arange(len(self), dtype=np.int64) * self.max_tokens, self._bounds[-1]
-        ends, before = begins + self.max_tokens, np.concatenate([[0], np.cumsum(np.diff(self._bounds) > 0)])
-        firsts = self._bounds.searchsorted(begins, "right") - 1
-        pieces: Indices = before[self._bounds.searchsorted(np.minimum(ends, total))] - before[firsts] + (ends > total)
-        return pieces
+        if (most := self._collate.max_documents) is not None:
+            cuts = np.unique(np.concatenate([self._bounds, np.arange(len(self) + 1) * self.max_tokens]))
+            needed = np.bincount(cuts // self.max_tokens)[: len(self)].max(initial=0)  # each begins a piece, or padding
+            if needed > most:
+                raise ValueError(
+                    f"max_documents={most} is too small: a window has {needed} documents; give at least that"
+                )
 
     def __len__(self) -> int:
         return (int(self._bounds[-1]) + (not self.drop_last) * (self.max_tokens - 1)) // self.max_tokens
