@@ -102,6 +102,9 @@ def difference(one: Any, other: Any, path: str = "", seen: dict[Any, Any] | None
         return None if is_equal else (path, _shown(one), _shown(other))
     if inside is None or others is None:
         return _difference_of_objects(one, other, path, seen)
+    types = [*map(type, inside)]
+    if ATOMS.issuperset(types) and types == [*map(type, others)] and isinstance(one, (list, tuple)) and one == other:
+        return None  # as below, but 100 times as fast
     if isinstance(one, Mapping):
         if set(one) != set(other):
             return path, f"with the keys {_shown(list(one))}", _shown(list(other))

@@ -30,9 +30,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from swift_loader.batch.digests import difference
 from swift_loader.dataloader.state import DrawsState, SamplerState, as_torch, pack_states, set_states, unpack_states
 from swift_loader.errors import StateMismatch
-from swift_loader.samplers.base import ResumableSampler, are_equal, chain_of
+from swift_loader.samplers.base import ResumableSampler, chain_of
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
@@ -263,13 +264,7 @@ def states_of(names: Iterable[str]) -> States:
 
 def _changed_since(before: States) -> list[str]:
     """Return the generators among these that have been drawn from since."""
-    return [name for name, state in states_of(before).items() if not _are_equal(name, state, before[name])]
-
-
-def _are_equal(name: str, one: Any, other: Any) -> bool:
-    if name == "torch":
-        return torch.equal(one, other)
-    return bool(one == other) if name == "python" else one[2:] == other[2:] and np.array_equal(one[1], other[1])
+    return [name for name, state in states_of(before).items() if difference(state, before[name]) is not None]
 
 
 @contextmanager
@@ -366,7 +361,7 @@ class SamplerSource:
         state = self.state_of_sampler()
         if self._iterator is not self.sampler and self._saves_iterator:
             state = None if state is None else state[0], deepcopy(self._iterator.state_dict())
-        self.has_stayed = self.has_stayed or (state is not None and are_equal(state, self._last_state))
+        self.has_stayed = self.has_stayed or (state is not None and difference(state, self._last_state) is None)
         self._last_state = state
         return state
 

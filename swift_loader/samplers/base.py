@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
-from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
@@ -179,16 +178,6 @@ def seed_of(seed: int | None) -> int:
     """Return the seed given, else the seed of torch's default generator."""
     chosen = check_optional_integer("seed", seed, 0)
     return int(torch.initial_seed()) if chosen is None else chosen
-
-
-def are_equal(one: Any, other: Any) -> bool:
-    """Return whether two states of a sampler are equal, by value."""
-    try:
-        return bool(one == other)
-    except (ValueError, RuntimeError):  # of arrays or tensors
-        return [(path, digest_of(leaf)) for path, leaf in leaves_of(one)] == [
-            (path, digest_of(leaf)) for path, leaf in leaves_of(other)
-        ]
 
 
 def refuse_sampler(name: str, value: object) -> None:

@@ -31,10 +31,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch.utils.data import DistributedSampler
 
+from swift_loader.batch.digests import difference
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.base import ResumableSampler, are_equal, chain_of, ranks_of, refuse_sampler, seed_of
+from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, refuse_sampler, seed_of
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
@@ -355,7 +356,8 @@ class ShardedSampler(ResumableSampler[_Item]):
             is_drawn_again = not last.position and last.state is not None
             if state is None or is_drawn_again or draws.num_drawn == last.position:
                 continue
-            if draws.start.state is not None and are_equal(state, last.state if last.position else draws.begun):
+            before = last.state if last.position else draws.begun
+            if draws.start.state is not None and difference(state, before) is None:
                 marks.clear()
                 marks.append(draws.start)  # the states don't tell the place
             else:

@@ -21,7 +21,6 @@ from torch.utils.data import (
 )
 
 from swift_loader import ShuffleSampler, StateMismatch, distributed
-from swift_loader.samplers.base import are_equal
 from swift_loader.samplers.sharded import BLOCK_ITEMS
 from tests.support.samplers import Counting, GlobalRandom
 
@@ -210,13 +209,3 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
         resumed = distributed(Counting(kind, None, size), 1, 0, seed=4)
         resumed.load_state_dict(states[num_found - 1])
         assert [*resumed, *resumed][:size] == found[num_found : num_found + size], num_found
-
-
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
-def test_states_are_compared_by_value(kind: Any) -> None:
-    def state(*values: int) -> Any:
-        return {"order": kind(values), "more": [{"seed": 1}]}
-
-    assert are_equal(state(1, 2), state(1, 2))
-    assert not are_equal(state(1, 2), state(1, 3))
-    assert not are_equal(state(1, 2), state(1, 2, 3))
