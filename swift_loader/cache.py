@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from operator import index as as_index
 from types import FunctionType
 from typing import Any
@@ -51,6 +51,7 @@ from swift_loader.transport.codec import decode
 from swift_loader.transport.encoder import CodeNeeded, Encoder
 from swift_loader.worker.process import is_importing
 from swift_loader.worker.seeding import fetched_without_draws
+from swift_loader.worker.torch_worker import limited_threads
 
 _MEMORY = "memory"
 
@@ -206,30 +207,13 @@ class CachedDataset:
 
     def _make(self, index: int) -> Any:
         """Return what the dataset makes, with one thread as in workers: sums depend on the number of threads."""
-        torch = sys.modules.get("torch")
-        num_threads = torch.get_num_threads() if torch is not None and self._program.is_here() else 1
-        if torch is None or num_threads == 1:
-            return self._make_as_it_is(index)
-        torch.set_num_threads(1)
-        try:
-            return self._make_as_it_is(index)
-        finally:
-            torch.set_num_threads(num_threads)
-
-    def _make_as_it_is(self, index: int) -> Any:
         self._num_made += 1
-        if not self._is_watched or (self._num_made > _NUM_WATCHED and self._num_made % _WATCH_EVERY):
-            return self.dataset[index]
-        sample, asked, moved = fetched_without_draws(lambda: self.dataset[index])
-        if (
-            moved
-            and self._program.is_here()
-            and any(
-                one is not threading.current_thread() and not one.name.startswith("swift_loader-")
-                for one in threading.enumerate()
-            )
-        ):  # only a process without those threads can tell who drew
-            with suppress(SwiftLoaderError, RuntimeError):
+        with limited_threads(1) if self._program.is_here() else nullcontext():
+            if not self._is_watched or (self._num_made > _NUM_WATCHED and self._num_made % _WATCH_EVERY):
+                return self.dataset[index]
+            sample, asked, moved = fetched_without_draws(lambda: self.dataset[index])
+        if moved and self._program.is_here() and threading.active_count() > 1:
+            with suppress(SwiftLoaderError, RuntimeError):  # only a process without those threads can tell who drew
                 scratch = Store.in_memory(len(self), _SCRATCH_BYTES, {})
                 self._is_watched = moved = bool(_make_apart(self.dataset, scratch, [index], is_copied=True))
         if asked or moved:
@@ -338,15 +322,12 @@ def _agreed_with_ranks(dataset: Any, store: Store, facts: Facts, key: str) -> St
 
 
 def _share_out(stores: Collection[Store], free: int) -> None:
-    """Cut budgets, so that all together are at most a share of what is free."""
-    used, ends = [one.nbytes() for one in stores], [one.end - data_offset(one.num_samples) for one in stores]
-    low, high, room = 0, max(ends), _SHARE_OF_FREE * (free + sum(used))
-    while low < high:  # the largest budget that all may have
-        middle = (low + high + 1) // 2
-        fits = sum(max(taken, min(end, middle)) for taken, end in zip(used, ends, strict=True)) <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    for one in stores:
-        one.cut(low)
+    """Cut budgets: each may grow by an even part of what is left of a share of all that is free or theirs."""
+    used = {one: one.nbytes() for one in stores}
+    left = int(_SHARE_OF_FREE * (free + sum(used.values()))) - sum(used.values())
+    smallest_first = sorted(stores, key=lambda one: one.end - data_offset(one.num_samples) - used[one])
+    for number, one in enumerate(smallest_first):
+        left -= one.cut(max(left, 0) // (len(stores) - number))
 
 
 def _compare(name: str, kept: Store, made: Store, indices: Iterable[int]) -> None:

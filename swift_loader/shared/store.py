@@ -13,7 +13,7 @@ belongs to the opened file, and ends with the process: after a death, the sample
 allocated for it stays unused. Another lock guards the cursor, for the few microseconds of an allocation.
 
 The cursor's page also says where the entries of a cache in memory must end, which other caches may change, and which
-programs were told that the cache is full.
+program was told last that the cache is full.
 
 On a disk, all is read and written with pread(2) and pwrite(2). They fail if there is no space, or the file has become
 shorter; a mapping would raise SIGBUS.
@@ -68,8 +68,8 @@ _CURSOR = struct.Struct("<QQ")
 """Where the next entry goes, and the same with all bits flipped."""
 _CURSOR_AT = _MAX_HEADER_BYTES
 _END_AT = _CURSOR_AT + _CURSOR.size
-_TOLD_AT, _NUM_TOLD = _END_AT + 8, 256
-"""The programs that were told: one number each."""
+_TOLD_AT = _END_AT + 8
+"""The program that was told last."""
 _INDEX_AT = _CURSOR_AT + 4096
 _WORD = struct.Struct("<Q")
 _FLIPPED = (1 << 64) - 1
@@ -145,7 +145,7 @@ class Store:
         self._limit = limit
         self._salt = 0
         """Entries of a file with another one count as damaged."""
-        self._program = int.from_bytes(os.urandom(8), "little")
+        self._program = os.urandom(_WORD.size)
         """Tells the processes that have this object from other programs."""
         self._here: dict[int, _Here] = {}
         """By process."""
@@ -288,12 +288,14 @@ class Store:
             return self._limit
         return int(_WORD.unpack_from(self.memory.bytes, _END_AT)[0])
 
-    def cut(self, nbytes: int) -> None:
-        """Let the entries in memory take so many bytes, or what they take already if that is more."""
+    def cut(self, nbytes: int) -> int:
+        """Let the entries in memory take at most so many bytes more. Return how many more they may take."""
         here = self._here_now()
         with here.guard, _locked(here.descriptor):
-            end = max(self._cursor(here), data_offset(self.num_samples) + nbytes)
-            os.pwrite(here.descriptor, _WORD.pack(min(end, self.end)), _END_AT)
+            cursor = self._cursor(here)
+            end = min(cursor + nbytes, self.end)
+            os.pwrite(here.descriptor, _WORD.pack(end), _END_AT)
+            return end - cursor
 
     @property
     def is_full(self) -> bool:
@@ -411,11 +413,9 @@ class Store:
         """Keep nothing more in this process. Warn, if no process of this program has."""
         here.is_full = True
         with here.guard, _locked(here.descriptor):
-            told = np.frombuffer(os.pread(here.descriptor, 8 * _NUM_TOLD, _TOLD_AT).ljust(8 * _NUM_TOLD, b"\0"), "<u8")
-            is_told = self._program in told
-            if not is_told:
-                with suppress(OSError):  # RLIMIT_FSIZE
-                    os.pwrite(here.descriptor, _WORD.pack(self._program), _TOLD_AT + 8 * int(told.argmin()))
+            is_told = os.pread(here.descriptor, _WORD.size, _TOLD_AT) == self._program
+            with suppress(OSError):  # RLIMIT_FSIZE
+                os.pwrite(here.descriptor, self._program, _TOLD_AT)
         if not is_told:
             warn(
                 f"the cache {repr(self.path) if self.path else 'in memory'} is full ({why}): it has "
