@@ -250,12 +250,17 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch. Its workers begin to build batches."""
-        iterator = self._begin()
-        if self.persistent_workers:
-            self._iterator = iterator  # as torch: programs set it to None to get new workers
+        if not self.persistent_workers:
+            return self._get_iterator()
+        if self._iterator is None:  # as torch: programs set it to None to get new workers
+            self._iterator = self._get_iterator()
         else:
-            iterator.kept = self
-        return iterator
+            self._iterator._reset(self)  # noqa: SLF001 - torch's name
+        return self._iterator
+
+    def _get_iterator(self) -> LoaderIterator:
+        """Return a new iterator. Subclasses override it, as PyG's: it is torch's hook."""
+        return (ShownLoaderIterator if self.progress else LoaderIterator)(self)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch. If the loader shares out a stream, it is that of this rank."""
@@ -270,16 +275,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             return num_samples
         return num_samples // self.batch_size if self.drop_last else -(-num_samples // self.batch_size)
 
-    def _begin(self) -> LoaderIterator:
+    def _begin(self) -> tuple[Epoch, str | None, bool]:
+        """Begin an epoch. Return it, the device to pin for, and whether the loop has left it already."""
         resume, self._loaded = self._loaded, None
         passes_epoch = resume is not None and not resume.draws.begins_epoch and self._passes_epoch
         pin_device = options.pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
-        epoch = self._begin_epoch(resume)
-        if self._iterator is None:
-            kind = ShownLoaderIterator if self.progress else LoaderIterator
-            return kind(self, epoch, pin_device, passes_epoch=passes_epoch)
-        self._iterator.restart(self, epoch, pin_device, passes_epoch=passes_epoch)
-        return self._iterator
+        return self._begin_epoch(resume), pin_device, passes_epoch
 
     def resize(self, num_workers: int) -> None:
         """Change the number of workers. It returns at once, on any thread.

@@ -186,9 +186,8 @@ class Draws:
             self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
         if indices is _NOTHING:
             return None
-        if self._has_batches and not (
-            type(indices) is IndexArray or hasattr(indices, "__len__")
-        ):  # `map`, `islice` or a generator
+        is_list = type(indices) is IndexArray or hasattr(indices, "__len__")
+        if self._has_batches and not is_list:  # `map`, `islice` or a generator
             indices = list(indices)
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self._draws_again = self._draws_again or (self._start is not None and self._source.has_stayed)
@@ -285,13 +284,12 @@ class SamplerSource:
     """A loader's sampler. Looks through torch's own `BatchSampler`, which has no state."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        batches = loader.batch_sampler
-        self._batches = batches if type(batches) is BatchSampler else None
-        self.sampler: Any = loader.sampler if batches is None else batches
+        self.sampler: Any = loader._index_sampler  # noqa: SLF001 - a subclass's may be another one
+        self._batches = self.sampler if loader._auto_collation and type(self.sampler) is BatchSampler else None  # noqa: SLF001
         if self._batches is not None:
             self.sampler = self._batches.sampler
         self.is_stateful = is_stateful(self.sampler)
-        self.samplers = chain_of(loader.sampler, loader.batch_sampler)
+        self.samplers = chain_of(loader.sampler, loader.batch_sampler, self.sampler)
         """All samplers that take part, outermost first."""
         found = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
         self.generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
@@ -449,7 +447,7 @@ def num_early_draws(loader: DataLoader[Any]) -> float:
     gets. A program notices draws that come earlier if the sampler draws from a generator that the loop uses, too, or if
     it looks at what the loop changes.
     """
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler: Any = loader._index_sampler  # noqa: SLF001
     while type(sampler) is BatchSampler:
         sampler = sampler.sampler
     if type(sampler) in _DRAW_AT_ONCE or type(sampler).__module__.startswith(_OURS):

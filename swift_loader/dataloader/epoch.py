@@ -363,10 +363,10 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
     """
 
-    def __init__(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
-        """Begin with an epoch. The arguments are those of `restart`."""
+    def __init__(self, loader: Any) -> None:
+        """Begin an epoch of a loader."""
         super().__init__(Turn())
-        self.restart(loader, epoch, pin_device, passes_epoch=passes_epoch)
+        self._reset(loader)
         changed: Any = torch_iterators._BaseDataLoaderIter.__init__  # noqa: SLF001
         if getattr(changed, "__globals__", None) is not vars(torch_iterators):  # by a library, as SpeechBrain does
             before = None if loader.generator is None else loader.generator.get_state()
@@ -375,26 +375,25 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
             if loader.generator is not None and before is not None:
                 loader.generator.set_state(before)
 
-    def restart(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
-        """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: ARG002 - as torch
+        """Begin an epoch. With persistent workers, a loader has one iterator, as with torch.
 
-        `pin_device` None: don't pin. `passes_epoch`: the loop has left this epoch, so the first batch is that of
-        the next one.
+        If the loop has left this epoch, the first batch is that of the next one.
         """
-        self._epoch, self._taken = epoch, None
+        self._epoch: Epoch
+        self._epoch, self._pin_device, self._passes_epoch = loader._begin()  # noqa: SLF001
+        self._taken: Delivery | None = None
         self._is_begun = False
         """Whether a batch was asked for."""
         self._loader: Any = weakref.ref(loader)
-        self.kept: object = None
+        self._kept = None if loader.persistent_workers else loader
         """Keeps the loader of `for batch in DataLoader(...)` alive, to begin again."""
         self._hangs: ForkHangs | None = None
         """Why there are no more batches."""
         self._is_tuned = isinstance(loader.num_workers, AutoWorkers)
-        self._passes_epoch = passes_epoch
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
         self._has_workers = bool(loader.num_workers)
-        self._pin_device = pin_device
         self._num_yielded = self._num_left_out = 0
         self._bar = None  # of `ShownIterator`
         self._interrupt: BaseException | None = None
@@ -538,7 +537,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     # No weakref.finalize: that would keep the epoch, whose error may refer to this iterator. At exit, the names of
     # modules may be gone, and the workers end anyway.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():
+        if not is_finalizing() and hasattr(self, "_epoch"):
             self._epoch.close()
 
     def __getstate__(self) -> Any:

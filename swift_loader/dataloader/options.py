@@ -259,14 +259,14 @@ def pin_device_of(loader: DataLoader[Any]) -> str | None:
         warnings.warn(
             f"pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device={loader.pin_memory_device!r}.",
-            stacklevel=4,
+            stacklevel=7,
         )
     device = _accelerator()
     if device not in (None, "mps"):
         return device
     problem = "no accelerator is found, then" if device is None else "not supported on MPS now,"
     warnings.warn(
-        f"'pin_memory' argument is set as true but {problem} device pinned memory won't be used.", stacklevel=4
+        f"'pin_memory' argument is set as true but {problem} device pinned memory won't be used.", stacklevel=7
     )
     return None
 

@@ -175,6 +175,44 @@ def test_a_batch_of_indices_may_be_any_iterable(made: Callable[..., Any], num_wo
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3, 4]]
 
 
+class Hooked(DataLoader[Any]):
+    """Overrides torch's hooks, as NodeLoader of PyG does."""
+
+    def _get_iterator(self) -> Any:
+        return Doubled(super()._get_iterator())
+
+    @property
+    def _index_sampler(self) -> Any:
+        return [[0, 1], [5]]
+
+
+class Doubled:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return (next(self.inner) * 2).tolist()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.inner._reset(loader, first_iter)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_subclass_may_override_torchs_hooks(options: Any) -> None:
+    loader = Hooked(NUMBERS, 4, **options)
+    assert [list(loader) for _ in range(2)] == [[[0, 2], [10]]] * 2
+
+
+def test_a_subclass_may_take_samples_for_batches() -> None:
+    class Single(DataLoader[Any]):
+        _auto_collation = False  # type: ignore[assignment] # torch's is a property
+
+    assert list(Single(NUMBERS, 4)) == NUMBERS
+
+
 OF_EXIT = """
 import builtins, sys
 from swift_loader import DataLoader, SwiftLoader
