@@ -229,7 +229,8 @@ class PlannedSamples(Samples):
                 self._gives_single_samples = self._may_fail_singly = False
             fetching.samples.extend([None] * len(indices))  # their number tells how far it is
         except Exception as error:
-            if self._on_error is OnError.RAISE or not self._may_fail_singly:
+            is_programs = self._has_handlers and is_interrupt(error)
+            if self._on_error is OnError.RAISE or not self._may_fail_singly or is_programs:
                 raise BuildError(FailureStage.FETCH) from harmless(error)  # it isn't known which index failed
             fetching.fetch_one_by_one()
             self.counters.fetch_one_by_one()
@@ -281,7 +282,7 @@ class PlannedSamples(Samples):
                 fetching.samples.append(self.singles[index])
                 return index
             except Exception as other_error:
-                if isinstance(other_error, OF_ALL_SAMPLES):
+                if isinstance(other_error, OF_ALL_SAMPLES) or (self._has_handlers and is_interrupt(other_error)):
                     raise BuildError(FailureStage.FETCH, index) from other_error
                 others.append(f"{index} ({type_name(other_error)})")
         tried = (

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from swift_loader.checks import can_call_without_arguments
 from swift_loader.errors import noted
+from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.messages import FailureStage
@@ -110,6 +111,8 @@ class RankSamples:
         self._shard = shard
         self.num_to_skip = num_to_skip
         """How many samples other ranks get before it is rank 0's turn."""
+        self._passed: Exception | None = None
+        """The error of another rank's sample, which came just before."""
 
     def __iter__(self) -> RankSamples:
         return self
@@ -121,9 +124,9 @@ class RankSamples:
             self._pass()
         self.num_to_skip = shard.world_size - 1 - shard.rank
         if not shard.is_even:
-            return next(self._stream)
+            return self._next()
         try:
-            sample = next(self._stream)
+            sample = self._next()
         except StopIteration:
             raise
         except Exception:
@@ -132,6 +135,16 @@ class RankSamples:
         self._finish_round()
         return sample
 
+    def _next(self) -> Any:
+        """Return the stream's next sample. A generator that has raised looks as if it were over: it can't go on."""
+        passed, self._passed = self._passed, None
+        try:
+            return next(self._stream)
+        except StopIteration:
+            if passed is not None:
+                raise passed from None
+            raise
+
     def _finish_round(self) -> None:
         while self.num_to_skip:
             self.num_to_skip -= 1
@@ -139,12 +152,15 @@ class RankSamples:
 
     def _pass(self) -> None:
         """Read a sample of another rank."""
+        passed = self._passed
         try:
-            next(self._stream)
+            self._next()
         except StopIteration:
             raise
-        except Exception:
-            return
+        except Exception as error:
+            if error is passed or is_interrupt(error):
+                raise
+            self._passed = error
 
 
 # The samples of a worker ----------------------------------------------------------------------------------------------
@@ -245,8 +261,9 @@ class StreamSamples(Samples):
                 self._pull(task)
             except StreamEnd:
                 raise
-            except Exception:  # noqa: S112 - the loop has had this batch's error before
-                continue
+            except Exception as error:  # the loop has had this batch's error before
+                if is_interrupt(error):
+                    raise
             finally:
                 self.seeding.needs_rebuild()  # leave the batch
 
