@@ -99,9 +99,9 @@ class InlineEpoch(Epoch):
     def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
         """Go to a position in the middle of an epoch."""
         self._sampler_state = resume.draws.sampler_state
+        self._num_skipped = resume.draws.num_drawn - resume.num_yielded
+        self._skipped = set(resume.ahead)
         if not self._is_stream:
-            self._num_skipped = resume.draws.num_drawn - resume.num_yielded
-            self._skipped = set(resume.ahead)
             return
         if self._samples is not None:
             self._unused = replace(saved, next_batch=self._num_fetched)
@@ -109,13 +109,17 @@ class InlineEpoch(Epoch):
         self._unused = saved
         if saved.iterator_state is not None:
             self._fetcher.dataset_iter.load_state_dict(saved.iterator_state)
-        num_to_skip = saved.num_since if saved.has_state else resume.num_yielded
+        num_to_skip = saved.num_since if saved.has_state else resume.draws.num_drawn
         if num_to_skip:
             self._unused = None
         for _ in range(num_to_skip):
             drawn = self.draws.next()
             assert drawn is not None, "a stream's sampler is endless"
-            self._fetcher.fetch(drawn.keys)
+            try:
+                self._fetcher.fetch(drawn.keys)
+            except Exception as error:  # the loop has had it before
+                if is_interrupt(error):
+                    raise
         self._fetcher.ended = saved.has_ended
         if saved.has_ended and saved.dataset_state is not None:
             stream.settle(self._dataset, self._fetcher.dataset_iter, saved.dataset_state)
@@ -165,9 +169,8 @@ class InlineEpoch(Epoch):
             where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
             noted(error, where if self._index is None else f"{where}, dataset index {self._index}")
             self._num_fetched += 1
-            if not self._is_stream:  # the next batch is that of the next step, also after a resume
-                self._num_skipped += 1
-                self._sampler_state = drawn.sampler_state
+            self._num_skipped += 1  # the next batch is that of the next step, also after a resume
+            self._sampler_state = drawn.sampler_state
             raise
         step = self._num_fetched if self._is_stream else drawn.step
         num_samples = len(drawn.keys) if self._batches else 1
