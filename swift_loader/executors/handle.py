@@ -222,9 +222,9 @@ class Handle:
         self._counters = None
         return self.memory.take_segments()
 
-    def _send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, frame: bytes) -> None:
         try:
-            self.channel.post(frame, descriptors) if descriptors else self.channel.post(frame)
+            self.channel.post(frame)
         except OSError as error:
             if error.errno not in GONE:
                 raise

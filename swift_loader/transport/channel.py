@@ -184,7 +184,7 @@ class Channel:
         self._socket = sock
         self._buffer = bytearray(MAX_MESSAGE_BYTES)
         self._view = memoryview(self._buffer)
-        self.outbox: deque[tuple[bytes, Sequence[int]]] = deque()
+        self.outbox: deque[bytes] = deque()
         """What was posted and not sent yet, in order. One thread at a time posts, and one flushes."""
 
     @classmethod
@@ -209,32 +209,29 @@ class Channel:
         """
         self._send(message, descriptors, 0)
 
-    def post(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one message, now or with a later `flush`. Never blocks. Keep the descriptors open until it is sent.
+    def post(self, message: bytes) -> None:
+        """Send one message, now or with a later `flush`. Never blocks.
 
         Raises as `send` does. Then the message was neither sent nor kept.
         """
-        if not self.outbox:
-            try:
-                self._send(message, descriptors, _SEND_AT_ONCE)
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-            else:
-                return
-        self.outbox.append((message, descriptors))
+        if self.outbox or not self._sends_at_once(message):
+            self.outbox.append(message)
 
     def flush(self) -> bool:
         """Send what was posted, as far as there is room. Return whether something is left. Raises as `send` does."""
-        while self.outbox:
-            try:
-                self._send(*self.outbox[0], _SEND_AT_ONCE)
-            except OSError as error:
-                if error.errno in _NO_ROOM:
-                    return True
-                raise
+        while self.outbox and self._sends_at_once(self.outbox[0]):
             self.outbox.popleft()
-        return False
+        return bool(self.outbox)
+
+    def _sends_at_once(self, message: bytes) -> bool:
+        """Send a message. Return False if there is no room for it."""
+        try:
+            self._send(message, (), _SEND_AT_ONCE)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return False
+        return True
 
     def _send(self, message: bytes, descriptors: Sequence[int], flags: int) -> None:
         if len(message) > MAX_MESSAGE_BYTES:

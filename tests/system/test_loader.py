@@ -625,10 +625,10 @@ def test_an_empty_state_changes_nothing() -> None:
 def test_a_task_that_the_kernel_does_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     send, num_failed = Handle._send, itertools.count()
 
-    def fail_often(self: Handle, frame: bytes, descriptors: Any = ()) -> None:
+    def fail_often(self: Handle, frame: bytes) -> None:
         if self.tasks and next(num_failed) % 3:
             raise OSError(errno.ENOBUFS, "No buffer space available")
-        send(self, frame, descriptors)
+        send(self, frame)
 
     monkeypatch.setattr(Handle, "_send", fail_often)
     found: list[int] = []
