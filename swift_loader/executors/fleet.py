@@ -333,11 +333,8 @@ def or_killed(processes: Sequence[Any]) -> Iterator[None]:
 
 def stop_processes(processes: Sequence[Any], stages_s: tuple[float, float] = STAGES_S) -> None:
     """Stop processes that were told to exit. Returns when all have ended, or at the end of the last stage."""
-    left = list(processes)
-    for number, limit_s in enumerate(stages_s):
-        for process in left if number else ():
-            process.kill()
+    for limit_s in stages_s:
         deadline_s = time.monotonic() + limit_s
-        left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
-        if not left:
-            return
+        processes = [one for one in processes if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
+        for process in processes:
+            process.kill()

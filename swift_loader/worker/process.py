@@ -263,8 +263,8 @@ _MAX_SHOWN = 5
 _SETTLING_S = 0.1
 _LOOK_EVERY_MS = 2
 
-_ALLOCATORS = frozenset({"jemalloc_bg_thd"})
-"""Threads of memory allocators, by name. pyarrow starts one when it is imported."""
+ALLOCATORS = frozenset({"jemalloc_bg_thd"})
+"""Threads of memory allocators, by name. pyarrow starts one when it is imported, and again in each fork."""
 
 _FOR_FORKS: set[tuple[int, int]] = set()
 """The files, by device and inode, that forks are to share."""
@@ -290,7 +290,7 @@ class ForkHazards:
         own = set(own_descriptors)
         described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
         threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
-        counting = (thread for thread in threads if _thread_name(thread) not in _ALLOCATORS)
+        counting = (thread for thread in threads if _thread_name(thread) not in ALLOCATORS)
         return cls(frozenset(filter(None, described)), frozenset(counting))
 
     @classmethod

@@ -32,6 +32,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.payload import Environment
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
+    ALLOCATORS,
     StackDumper,
     die_with_parent,
     exit_code_of,
@@ -211,10 +212,6 @@ _PRIVATE = 128
 """FUTEX_PRIVATE_FLAG: no other process can free the lock."""
 
 
-_ALLOCATORS = frozenset({"jemalloc_bg_thd"})
-"""Threads that free nobody's lock, by name. jemalloc, which pyarrow has, starts its own again in each fork."""
-
-
 class ForkWatch:
     """Finds forks of the trainer that wait for ever: a lock of a thread that wasn't forked stays locked in them."""
 
@@ -245,7 +242,7 @@ def _waits(pid: int) -> str:
     threads, num_polling = "", 0
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            if (thread / "comm").read_text().strip() in _ALLOCATORS:
+            if (thread / "comm").read_text().strip() in ALLOCATORS:  # it frees nobody's lock
                 continue
             call = (thread / "syscall").read_text()
             number, _, operation, _, limit = (int(word, 0) for word in call.split()[:5])
