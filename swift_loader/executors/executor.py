@@ -106,6 +106,7 @@ class WorkerExecutor(Executor):
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.explainer.current = (generation, plan)
+        self.fleet.use_generation(generation)
         self._resumes.begin(generation, resume)
         # In torch mode, workers get a plan also if it is the one before: a new iteration begins.
         if plan.settings != self._sent[1] or self.fleet.spec.options.torch is not None:

@@ -73,6 +73,8 @@ class Fleet(ABC):
         """The `ActorFleet`, if some workers are actors."""
         self.posted: deque[Event | Handle] = deque()
         """Events, and workers that have no pipe and may have answered."""
+        self.generation = 0
+        """The current one."""
         self.notices: deque[str] = deque()
         """Gets warnings for the user that come while the loop runs, on any thread."""
 
@@ -262,6 +264,10 @@ class Fleet(ABC):
     def get(self, serial: int) -> Any:
         """Return the handle of a worker; None if it is gone."""
         return self.workers.get(serial)
+
+    def use_generation(self, generation: int) -> None:
+        """Have workers skip tasks of earlier generations. Those with pipes learn it from their tasks."""
+        self.generation = generation
 
     def explain(self, worker: Handle | None) -> str:  # noqa: ARG002
         """Return what only this kind of fleet knows of a worker's end, or of a wait for a worker. Else empty."""

@@ -79,6 +79,8 @@ class BatchActor:
         """The slot of the last answer."""
         self._counters: CounterWriter | None = None
         """Known once there are tasks."""
+        self._newest = 0
+        """The current generation."""
         self._thread_id = 0
         """Of the thread that builds."""
         self._end = threading.Event()
@@ -106,6 +108,7 @@ class BatchActor:
             builder, report = service
             self._channel.send(Ready(UNKNOWN_ADDRESS, report).pack())
             self._loop = TaskLoop(self._channel, builder, self._slots)
+            self._loop.newest_generation = self._newest
             self._counters = builder.samples.counters
         return Reply(self._channel.take_sent(), None)
 
@@ -130,6 +133,12 @@ class BatchActor:
         return self._slots.array(batch.slot)[: batch.used_nbytes]
 
     # The thread that answers requests
+
+    def use_generation(self, generation: int) -> None:
+        """Skip tasks of earlier generations."""
+        self._newest = max(self._newest, generation)
+        if self._loop is not None:
+            self._loop.newest_generation = self._newest
 
     def position(self) -> int | None:
         """Return how many samples of the current batch are done; None if that is unknown."""

@@ -85,6 +85,8 @@ class TaskLoop:
     """The tasks of one worker, and the slots it writes to."""
 
     def __init__(self, channel: TaskChannel, builder: BatchBuilder, slots: RecycledSlots[Segment]) -> None:
+        self.newest_generation = 0
+        """Tasks of earlier ones are skipped, even if no later task is here. Any thread may raise it."""
         self._channel = channel
         self._builder = builder
         self._words = builder.samples.counters.words
@@ -107,7 +109,8 @@ class TaskLoop:
         """Answer the next task. There must be one."""
         task = self._queue.popleft()
         self._words[NUM_BEGUN] += 1
-        if self._queue and task.generation < self._queue[-1].generation:
+        newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
+        if task.generation < newest:
             self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
         else:
             answer = self._answer(task).pack()

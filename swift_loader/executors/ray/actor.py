@@ -182,6 +182,12 @@ class Actor:
         number = self._ask("position")
         return number if isinstance(number, int) else None
 
+    def use_generation(self, generation: int) -> None:
+        """Have it skip tasks of earlier generations. Returns at once."""
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone
+            if is_open:
+                self._actor.use_generation.options(concurrency_group="requests").remote(generation)
+
     def ask_for_stacks(self, *, by_force: bool = False) -> str:  # noqa: ARG002 - no signal reaches other nodes
         """Return the Python stack of the thread that builds. Blocks for half a second at most."""
         stacks = self._ask("stacks")

@@ -164,6 +164,8 @@ class ActorFleet(Fleet):
                 with suppress(Exception):  # the connection has ended meanwhile
                     self._connection.ray.kill(actor)
                 raise
+            if self.generation:
+                process.use_generation(self.generation)
         self.note_news(serial)  # an answer may have come before the worker was known
 
     def note_news(self, serial: int) -> None:
@@ -330,6 +332,12 @@ class ActorFleet(Fleet):
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
+    def use_generation(self, generation: int) -> None:
+        """Have the actors skip tasks of earlier generations."""
+        super().use_generation(generation)
+        for worker in self.workers.values():
+            worker.process.use_generation(generation)
+
     def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002 - they follow from the options
         """Be ready for so many actors. Starts and ends none."""
         self.options = replace(self.options, num_workers=num_workers)
@@ -458,6 +466,10 @@ class MixedFleet(Fleet):
     def processes(self) -> list[Handle]:
         """Return the processes here, then the actors."""
         return [*self.local.processes(), *self.remote.processes()]
+
+    def use_generation(self, generation: int) -> None:
+        """Have the actors skip tasks of earlier generations."""
+        self.remote.use_generation(generation)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers in all: the first ones are processes."""
