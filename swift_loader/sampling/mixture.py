@@ -397,9 +397,9 @@ class _Tables(NamedTuple):
         for begin, weights in changes[same:]:
             end, before, owed_now = 0, [0] * len(owed), owed
             if segments:
-                _, root, start, earlier, owed_then, grown, sides = segments[-1]
+                _, top, start, earlier, owed_then, grown, sides = segments[-1]
                 counts = [0] * len(owed)
-                _count(int(root[0]), begin - last, grown, sides, counts)
+                _count(int(top[0]), begin - last, grown, sides, counts)
                 end, before = int(start[0]) + len(grown), (earlier[0] + np.array(counts, np.uint64)).tolist()
                 owed_now = _owed_after(begin - last, counts, last_weights, tuple(owed_then[0].tolist()))
             forks, children = [(0, 0, 1)] * len(owed), [(0, 0)] * len(owed)
