@@ -189,33 +189,25 @@ class Store:
         store = cls(num_samples, None, path, begin + nbytes)
         try:
             is_new = os.O_CREAT * (not os.path.exists(path))  # noqa: PTH110 - else Linux may refuse a foreign file
-            descriptor = os.open(path, os.O_RDWR | is_new | os.O_CLOEXEC, 0o666)
+            os.close(os.open(path, os.O_RDWR | is_new | os.O_CLOEXEC, 0o666))
         except OSError as error:
-            if error.errno not in _NOT_WRITABLE:
+            if error.errno not in _NOT_WRITABLE or not os.access(path, os.R_OK):
                 raise
-            with suppress(OSError):
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                store.is_read_only = True
-            if not store.is_read_only:
-                raise
-        try:
-            with nullcontext() if store.is_read_only else _locked(descriptor):
-                if os.fstat(descriptor).st_size == 0 and not store.is_read_only:
-                    os.pwrite(descriptor, _pack_header(num_samples, facts), 0)
-                header = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
-                found, found_facts = _unpack_header(header, f"the cache {path!r}")
-                if "version" not in found_facts:
-                    found_facts = {**found_facts, "version": facts.get("version")}
-                _check_facts(f"the cache {path!r}", {**found_facts, "length": found}, facts)
-                store._salt = found_facts.get(_SALT, _header_checksum(header))
-                if os.fstat(descriptor).st_size < begin and not store.is_read_only:  # new, or its maker was killed here
-                    os.pwrite(descriptor, _pack_cursor(begin), _CURSOR_AT)
-                    os.ftruncate(descriptor, begin)
-        finally:
-            os.close(descriptor)
-        num_kept = len(store.kept()) if store.is_read_only else num_samples
-        store.rest()
-        if num_kept < num_samples:
+            store.is_read_only = True
+        descriptor = store._here_now().descriptor
+        with nullcontext() if store.is_read_only else _locked(descriptor):
+            nbytes_there = os.fstat(descriptor).st_size
+            if nbytes_there == 0 and not store.is_read_only:
+                os.pwrite(descriptor, _pack_header(num_samples, facts), 0)
+            header = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
+            found, found_facts = _unpack_header(header, f"the cache {path!r}")
+            found_facts = {"version": facts.get("version"), **found_facts, "length": found}
+            _check_facts(f"the cache {path!r}", found_facts, facts)
+            store._salt = found_facts.get(_SALT, _header_checksum(header))
+            if nbytes_there < begin and not store.is_read_only:  # new, or its maker was killed here
+                os.pwrite(descriptor, _pack_cursor(begin), _CURSOR_AT)
+                os.ftruncate(descriptor, begin)
+        if store.is_read_only and (num_kept := len(store.kept())) < num_samples:
             raise PermissionError(
                 errno.EACCES,
                 f"the cache may only be read, and has {num_kept:,} of {num_samples:,} samples; make it writable, or "
