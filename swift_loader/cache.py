@@ -398,19 +398,18 @@ def _copied(dataset: Any) -> Any:
 
     If it can't be pickled, it is the same, as for any fork.
     """
-    same, torch = list[Any](), sys.modules.get("torch")
+    same, torch = dict[int, Any](), sys.modules.get("torch")
+    kinds = (np.ndarray, FunctionType, type, *([] if torch is None else [torch.Tensor]))
 
-    def number_of(thing: Any) -> int | None:
-        if not isinstance(thing, (np.ndarray, FunctionType, type)) and (
-            torch is None or not isinstance(thing, torch.Tensor)
-        ):
+    def key_of(thing: Any) -> int | None:
+        if not isinstance(thing, kinds):
             return None
-        same.append(thing)
-        return len(same) - 1
+        same[id(thing)] = thing
+        return id(thing)
 
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=5)
-    pickler.persistent_id = number_of  # type: ignore[method-assign]
+    pickler.persistent_id = key_of  # type: ignore[method-assign]
     try:
         pickler.dump(dataset)
         unpickler = pickle.Unpickler(io.BytesIO(stream.getvalue()))

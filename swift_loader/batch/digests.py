@@ -7,7 +7,7 @@ import hashlib
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -108,12 +108,10 @@ def difference(one: Any, other: Any, path: str = "", seen: dict[Any, Any] | None
     if isinstance(one, Mapping):
         if set(one) != set(other):
             return path, f"with the keys {_shown(list(one))}", _shown(list(other))
-        pairs: Iterable[tuple[str, Any, Any]] = ((f"[{key!r}]", value, other[key]) for key, value in one.items())
-    elif len(inside) != len(others):
+        others = [other[key] for key in one]
+    if len(inside) != len(others):
         return path, f"of length {len(inside)}", f"of length {len(others)}"
-    else:
-        pairs = zip(steps(one), inside, others, strict=True)
-    found_inside = (difference(a, b, path + step, seen) for step, a, b in pairs)
+    found_inside = (difference(a, b, path + step, seen) for step, a, b in zip(steps(one), inside, others, strict=True))
     return next((found for found in found_inside if found is not None), None)
 
 
