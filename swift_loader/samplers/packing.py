@@ -208,19 +208,18 @@ def _document(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
     document = sample if isinstance(sample, Mapping) else {_TOKENS: sample}
     if fields is None and any(getattr(value, "ndim", 0) for value in document.values()):
         return document
-    lists = {name: value for name, value in document.items() if isinstance(value, list) and name in (fields or [name])}
+    wanted = document.keys() if fields is None else fields
+    lists = {name: value for name, value in document.items() if name in wanted and isinstance(value, list)}
     lists = {name: value for name, value in lists.items() if not value or isinstance(value[0], (int, float))}
     if not lists:
         return document
     import torch
 
     try:
-        return {
-            **document,
-            **{name: torch.tensor(value, dtype=None if value else torch.int64) for name, value in lists.items()},
-        }
+        tensors = {name: torch.tensor(value, dtype=None if value else torch.int64) for name, value in lists.items()}
     except (TypeError, ValueError) as error:
         raise TypeError(f"a list of {', '.join(lists)} has something else than numbers: {error}") from error
+    return {**document, **tensors}
 
 
 def _check_joins(name: str, parts: Sequence[NDArray[Any]]) -> None:
