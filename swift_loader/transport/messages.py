@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Callable
 from dataclasses import Field, dataclass, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -84,12 +85,20 @@ def unpack_frame(data: memoryview) -> Frame:
 #
 # Unpickling is safe, because the sender is a process of ours on a private pipe.
 
+_Body = TypeVar("_Body")
 _Message = TypeVar("_Message", bound="PickledBody")
 
 
-def malformed(frame: Frame) -> ProtocolError:
-    """Return the error for a body that its sender can't have written."""
-    return ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
+def unpacked(kind: Callable[..., _Body], frame: Frame) -> _Body:
+    """Return the message of this kind in a frame.
+
+    Raises `ProtocolError` if the body isn't a pickle of as many fields, or the class refuses the values.
+    """
+    try:
+        return kind(*pickle.loads(frame.body))
+    except Exception as error:  # pickle raises all sorts
+        text = f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes"
+        raise ProtocolError(text) from error
 
 
 class PickledBody:
@@ -106,14 +115,8 @@ class PickledBody:
 
     @classmethod
     def unpack(cls: type[_Message], frame: Frame) -> _Message:
-        """Return the message in a frame.
-
-        Raises `ProtocolError` if the body isn't a pickle of as many fields, or the class refuses the values.
-        """
-        try:
-            return cls(*pickle.loads(frame.body))
-        except Exception as error:  # pickle raises all sorts
-            raise malformed(frame) from error
+        """Return the message in a frame. See `unpacked`."""
+        return unpacked(cls, frame)
 
 
 # What a process reports about the dataset that it has built. Pure.
@@ -248,11 +251,8 @@ class Batch(NamedTuple):
 
     @classmethod
     def unpack(cls, frame: Frame) -> Batch:
-        """Return the batch in a frame."""
-        try:
-            return cls(*pickle.loads(frame.body))
-        except Exception as error:
-            raise malformed(frame) from error
+        """Return the batch in a frame. See `unpacked`."""
+        return unpacked(cls, frame)
 
 
 @dataclass(slots=True)
