@@ -67,7 +67,6 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
         struct.Struct: lambda packer: (struct.Struct, (packer.format,)),
         memoryview: _reduce_view,
         ctypes.CDLL: _refuse_library,
-        typing.TypeVar: _reduce_type_var,
         typing.NewType: lambda new: _reduce_variable(new, (new.__supertype__,), {}),
     }
     for name in ("ParamSpec", "TypeVarTuple"):  # TypeVarTuple is new in Python 3.11
@@ -151,15 +150,8 @@ def _reduce_ctype(kind: type) -> Reduced | None:
     return None
 
 
-def _reduce_type_var(variable: Any) -> Reduced | str:
-    options = {"covariant": variable.__covariant__, "contravariant": variable.__contravariant__}
-    if variable.__bound__ is not None:
-        options["bound"] = variable.__bound__
-    return _reduce_variable(variable, variable.__constraints__, options)
-
-
 def _reduce_variable(variable: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Reduced | str:
-    """Reduce a `TypeVar`, a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
+    """Reduce a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
     if is_importable(variable):
         return str(variable.__name__)
     kind: Any = type(variable)
