@@ -314,7 +314,7 @@ class _Examiner:
                 "time",
                 "The collate function takes more than a third of a batch's time.",
                 f"{time_text(collate_s)} of {time_text(p50_s)} for a batch of {batch_size}",
-                "Stack arrays or tensors, not lists of numbers; a parameter memory: BatchMemory writes to shared memory.",
+                "Stack arrays or tensors, not lists of numbers; a parameter `memory: BatchMemory` saves a copy.",
             )
         self.diagnosis.batch = BatchTime(batch_size, p50_s, float(times["build"].mean()) / 1e9, collate_s, nbytes)
 
