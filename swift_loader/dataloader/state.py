@@ -33,11 +33,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
+from swift_loader.samplers.base import are_equal, chain_of, facts_of_sampler, num_ranks_of
 from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
+from swift_loader.worker.stream import is_stateful
 from swift_loader.worker.torch_worker import Resume, Snapshot
 
 SamplerState = tuple[Any, Any]
@@ -316,18 +318,17 @@ def _upgrade(state: dict[str, Any]) -> None:
 
 # Whether a loader can continue there ----------------------------------------------------------------------------------
 
-_TORCHS = RandomSampler.__module__
-"""Other classes may stand for each other: frameworks replace samplers."""
-
 
 def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return what the loader's batches depend on, as plain types."""
-    facts: dict[str, Any] = {"batch_size": loader.batch_size, "sampler": None, "num_samples": None}
-    sampler = loader.sampler
-    is_torchs = isinstance(sampler, (RandomSampler, SequentialSampler)) and type(sampler).__module__ == _TORCHS
-    if is_torchs and not isinstance(loader.dataset, IterableDataset):
-        facts |= {"sampler": type(sampler).__name__, "num_samples": len(sampler)}  # type: ignore[arg-type]
-    return facts
+    used = loader._index_sampler  # noqa: SLF001 - torch's
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    is_elastic = is_stream or any(map(is_stateful, chain_of(used)))
+    return {
+        "batch_size": loader.batch_size,
+        "samplers": None if is_stream else facts_of_sampler(used) or None,
+        "num_replicas": None if is_elastic else num_ranks_of(used),
+    }
 
 
 def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -> None:
@@ -352,12 +353,16 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
             f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is over"
         )
     is_free = num_sharing and position.next_batch is not None
-    if is_stream and position.num_workers != loader.num_workers and not is_free:
+    states = [] if is_stream else [one.dataset_state for one in position.workers if one.dataset_state is not None]
+    if states:  # if all are as here, they tell no place
+        is_free = not is_stateful(loader.dataset) or max(1, position.num_workers) == max(1, loader.num_workers)
+        is_free = is_free or all(are_equal(one, loader.dataset.state_dict()) for one in states)
+    if (is_stream or states) and position.num_workers != loader.num_workers and not is_free:
         raise StateMismatch(
             f"the state was saved with num_workers={position.num_workers} in the middle of an epoch, but this loader "
-            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, so its "
-            f"position can't be carried over. Give num_workers={position.num_workers}, or change it where an epoch is "
-            f"over"
+            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, and each "
+            f"has a state of a stateful dataset, so the position can't be carried over. Give "
+            f"num_workers={position.num_workers}, or change it where an epoch is over"
         )
     here, saved = batching_of(loader), batching if isinstance(batching, Mapping) else {}
     counts_batches = not is_stream or num_sharing or not all(one.has_state for one in position.workers)

@@ -193,6 +193,20 @@ def refuse_sampler(name: str, value: object) -> None:
         )
 
 
+def facts_of_sampler(sampler: Any) -> str:
+    """Return what a position in a sampler's order depends on. Empty if it isn't torch's: its length may change."""
+    chain = chain_of(sampler)
+    if any(type(one) not in (list, range) and not type(one).__module__.startswith("torch.utils.") for one in chain):
+        return ""
+    return ", ".join(f"{type(one).__name__} of {getattr(one, 'batch_size', None) or len(one)}" for one in chain)
+
+
+def num_ranks_of(*samplers: Any) -> int:
+    """Return over how many ranks samplers are split already, as torch's, timm's and Accelerate's say it."""
+    numbers = (getattr(one, name, 1) for one in chain_of(*samplers) for name in ("num_replicas", "num_processes"))
+    return max((number for number in numbers if isinstance(number, int)), default=1)
+
+
 def chain_of(*samplers: Any) -> list[Any]:
     """Return samplers, and those that they draw from, as torch's, Lightning's, Accelerate's and timm's name them."""
     left, found = [one for one in reversed(samplers) if one is not None], dict[int, Any]()

@@ -9,7 +9,7 @@ states can be exchanged with each other's and with `SwiftLoader`'s.
     the sampler, drawn the same on every rank ──► blocks of items ──► steps of one item per rank ──► this rank's item
 
 While the sampler is drawn from, the generators that it may use are seeded: `random`, the legacy `numpy.random`,
-torch's default generator, and each torch generator that it keeps in an attribute `generator`. Afterwards they are
+torch's default generator, and each generator that it keeps in an attribute. Afterwards they are
 restored. That takes 0.4 ms, so a block of items is drawn at a time. Each block has its own key. So the numbers of a
 block depend on seed, epoch and block, and not on where the run was resumed.
 
@@ -20,22 +20,32 @@ again from the epoch's start.
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
-from torch.utils.data import DistributedSampler
 
 from swift_loader.batch.digests import difference
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.base import ResumableSampler, chain_of, ranks_of, refuse_sampler, seed_of
+from swift_loader.samplers.base import (
+    ResumableSampler,
+    chain_of,
+    facts_of_sampler,
+    num_ranks_of,
+    ranks_of,
+    refuse_sampler,
+    seed_of,
+)
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
@@ -237,8 +247,8 @@ def distributed(
 
     Args:
         sampler: Yields the items of an epoch at each `iter`. Its random numbers must come from torch, `random` or
-            `numpy.random`, or from torch generators in an attribute `generator`. They are seeded while it is drawn
-            from, and restored afterwards.
+            `numpy.random`, or from generators of these in its attributes. They are seeded while it is drawn from, and
+            restored afterwards.
         num_replicas: Number of ranks. None: that of torch.distributed or of the launcher, else 1.
         rank: The number of this rank. Give `num_replicas`, too.
         drop_last: What happens in the last step if there aren't items for all ranks. True leaves them out, False
@@ -303,7 +313,7 @@ class ShardedSampler(ResumableSampler[_Item]):
         state, this = super().state_dict(), self._passes.current
         mark = self._marks[0] if this.position and not this.at_end else _START
         # In a tuple: torch.distributed.checkpoint takes a dict apart, and loads only the keys that a new one has.
-        return state | {"inner": tuple(mark) if mark.state is not None else ()}
+        return state | {"inner": tuple(mark) if mark.state is not None else (), "of": facts_of_sampler(self.inner)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume there. The number of ranks may be another one than when it was saved.
@@ -312,7 +322,10 @@ class ShardedSampler(ResumableSampler[_Item]):
             TypeError: The state isn't a dict.
             StateMismatch: The state is of another seed, or the sampler has no `load_state_dict` for its part of it.
         """
-        mark = _START
+        mark, here = _START, facts_of_sampler(self.inner)
+        saved = state.get("of") if isinstance(state, Mapping) else None
+        if saved and here and saved != here and state.get("position") and not state.get("finished"):
+            raise StateMismatch(f"the state is of a {saved}, but the sampler is a {here}; give the same sampler")
         if isinstance(state, Mapping) and "inner_position" in state:  # of version 0.2
             state = {**state, "inner": (state["inner_position"], state["inner"])}
         if isinstance(state, Mapping) and state.get("inner"):
@@ -382,9 +395,8 @@ class _Draws(Generic[_Item]):
         `key` depends on seed and epoch.
         """
         self._sampler = sampler
-        self._generators = [
-            one.generator for one in chain_of(sampler) if isinstance(getattr(one, "generator", None), torch.Generator)
-        ]
+        held = [(*getattr(one, "__dict__", {}).values(), getattr(one, "generator", None)) for one in chain_of(sampler)]
+        self._generators = [one for one in {id(one): one for one in chain(*held)}.values() if isinstance(one, _OWN)]
         self._key = key
         self.num_drawn = num_drawn
         self.is_over = False
@@ -413,12 +425,28 @@ class _Draws(Generic[_Item]):
         key = derive_key(self._key, start)
         with ExitStack() as stack:
             stack.enter_context(preserved_generators())
-            for generator in self._generators:
-                stack.callback(generator.set_state, generator.get_state())
             seed_generators(key)
             for generator in self._generators:
-                generator.manual_seed(key)
+                stack.callback(_seed(generator, key))
             yield
+
+
+_OWN = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _seed(generator: Any, key: int) -> Callable[[], None]:
+    """Seed a generator. Return what restores its state."""
+    if isinstance(generator, random.Random):
+        restore = partial(generator.setstate, generator.getstate())
+        generator.seed(key)
+    elif isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        restore = partial(setattr, bits, "state", bits.state)
+        bits.state = type(bits)(key).state  # all of NumPy's take a seed
+    else:
+        restore = partial(generator.set_state, generator.get_state())
+        generator.manual_seed(key) if isinstance(generator, torch.Generator) else generator.seed(key % 2**32)
+    return restore
 
 
 def _check_inner(inner: object, world_size: int) -> None:
@@ -428,8 +456,7 @@ def _check_inner(inner: object, world_size: int) -> None:
         raise TypeError(
             f"sampler is an iterator ({type(inner).__name__}), which has one epoch only; give the sampler itself"
         )
-    is_split = any(isinstance(one, DistributedSampler) and one.num_replicas > 1 for one in chain_of(inner))
-    if world_size > 1 and is_split:
+    if world_size > 1 and num_ranks_of(inner) > 1:
         raise ValueError(
             f"the {type(inner).__name__} is split over ranks already, and would be split twice; give it num_replicas=1 "
             f"and rank=0"

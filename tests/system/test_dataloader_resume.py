@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 from swift_loader import DataLoader, ShuffleBatchSampler, StateMismatch
 from tests.support.chains import Chain, Make, plain, run_whole, seed_all
@@ -318,8 +318,8 @@ def test_out_of_order_nothing_is_lost_or_repeated(num_stops: int) -> None:
     ("change", "told"),
     [
         ({"batch_size": 8}, "batch_size=4 in the middle of an epoch, but this loader has batch_size=8"),
-        ({"shuffle": False}, "sampler='RandomSampler' .* but this loader has sampler='SequentialSampler'"),
-        ({"dataset": list(range(60))}, "num_samples=40 .* but this loader has num_samples=60"),
+        ({"shuffle": False}, "4, RandomSampler of 40' .* but this loader has .*SequentialSampler of 40"),
+        ({"dataset": list(range(60))}, "RandomSampler of 40' .* but this loader has .*RandomSampler of 60"),
     ],
 )
 def test_a_state_in_the_middle_that_counts_other_batches_is_refused(
@@ -334,6 +334,83 @@ def test_a_state_in_the_middle_that_counts_other_batches_is_refused(
         DataLoader(**{**options, **change}).load_state_dict(state)
     list(iterator)
     DataLoader(**{**options, **change}).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("saved", "other"),
+    [
+        ({"sampler": list(range(12))}, {"sampler": list(range(8))}),
+        ({"batch_sampler": [[1], [2], [3]]}, {"batch_sampler": [[1], [2]]}),
+        ({"sampler": DistributedSampler(range(12), 2, 0)}, {"sampler": DistributedSampler(range(12), 3, 0)}),  # type: ignore[arg-type]
+    ],
+)
+def test_a_state_of_another_sampler_is_refused(saved: Any, other: Any) -> None:
+    numbers: Any = list(range(12))
+    loader = DataLoader(numbers, **saved)
+    next(iter(loader))
+    with pytest.raises(StateMismatch, match="Give the former one"):
+        DataLoader(numbers, **other).load_state_dict(loader.state_dict())
+
+
+class Fetches:
+    """A dataset that counts what each worker fetches."""
+
+    num = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        self.num += 1
+        return self.num
+
+    def state_dict(self) -> Any:
+        return {"num": self.num}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.num = state["num"]
+
+
+def test_states_of_workers_need_as_many_workers() -> None:
+    made: Any = Fetches()
+    loader = DataLoader(made)
+    next(iter(loader))
+    DataLoader(Fetches(), num_workers=1).load_state_dict(loader.state_dict())  # type: ignore[arg-type]
+    with pytest.raises(StateMismatch, match=r"num_workers=0 .* has num_workers=2"):
+        DataLoader(Fetches(), num_workers=2).load_state_dict(loader.state_dict())  # type: ignore[arg-type]
+
+
+class Failing(IterableDataset[int]):
+    """A stream that goes on after an error."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self.checked, range(12))
+
+    def checked(self, number: int) -> int:
+        if number in {2, 7}:
+            raise ValueError(number)
+        return number
+
+
+def taken(iterator: Any, limit: int = 99) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < limit:
+        try:
+            found.append(next(iterator).tolist())
+        except ValueError as error:
+            found.append(str(error).partition(" ")[0])
+        except StopIteration:
+            break
+    return found
+
+
+def test_a_batch_of_a_stream_that_failed_counts() -> None:
+    whole = taken(iter(DataLoader(Failing(), 2)))
+    for number in range(1, len(whole)):
+        loader, other = DataLoader(Failing(), 2), DataLoader(Failing(), 2)
+        first = taken(iter(loader), number)
+        other.load_state_dict(loader.state_dict())
+        assert first + taken(iter(other)) == whole
 
 
 class _Fragile:

@@ -513,3 +513,33 @@ def test_a_warning_that_is_made_an_error_takes_no_batch(num_workers: int) -> Non
         with pytest.raises(UserWarning, match="but 3 samples have been fetched"):
             next(iterator)
         assert [*found, *map(int, iterator)] == list(range(6))
+
+
+class Breaking(IterableDataset[int]):
+    """Ends with an error, or goes on after it."""
+
+    def __init__(self, goes_on: bool) -> None:
+        self.goes_on = goes_on
+
+    def __iter__(self) -> Any:
+        items = map(self.checked, range(12))
+        return items if self.goes_on else (item for item in items)
+
+    def checked(self, number: int) -> int:
+        if number == 5:
+            raise ValueError("broken")
+        return number
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_error_of_another_rank_that_ends_the_stream_is_heard(
+    goes_on: bool, be_rank: Callable[[int, int], None]
+) -> None:
+    be_rank(0, 2)
+    batches = iter(DataLoader(Breaking(goes_on), None, shard_stream=True))
+    assert [next(batches) for _ in range(3)] == [0, 2, 4]
+    if goes_on:
+        assert list(batches) == [6, 8, 10]
+    else:
+        with pytest.raises(ValueError, match="broken"):
+            next(batches)

@@ -16,6 +16,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -43,6 +44,26 @@ def test_items_are_dealt_in_turn(num_items: int, world_size: int, drop_last: boo
     assert set(dealt[num_whole:]) <= set(range(num_items - num_items % world_size, num_items))
 
 
+class OwnRandom:
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        items = list(range(90))
+        self.source.shuffle(items)
+        return iter(items)
+
+
+@pytest.mark.parametrize(
+    "other", [RandomSampler(range(30)), SequentialSampler(range(40)), BatchSampler(RandomSampler(range(40)), 4, False)]
+)
+def test_a_state_of_another_sampler_is_refused(other: Any) -> None:
+    sampler = distributed(RandomSampler(range(40)), 1, 0, seed=3)
+    next(iter(sampler))
+    with pytest.raises(StateMismatch, match="RandomSampler of 40"):
+        distributed(other, 1, 0, seed=3).load_state_dict(sampler.state_dict())
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -54,6 +75,9 @@ def test_items_are_dealt_in_turn(num_items: int, world_size: int, drop_last: boo
         lambda: BatchSampler(WeightedRandomSampler(np.ones(90), 90), 4, drop_last=True),  # type: ignore[arg-type]
         lambda: BatchSampler(RandomSampler(range(90), generator=torch.Generator()), 4, drop_last=True),
         GlobalRandom,
+        lambda: OwnRandom(np.random.default_rng()),
+        lambda: OwnRandom(np.random.RandomState()),
+        lambda: OwnRandom(random.Random()),
     ],
 )
 def test_ranks_with_other_generators_draw_from_one_sequence(make: Any) -> None:
