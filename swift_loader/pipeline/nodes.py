@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,10 +153,11 @@ class Unbatch(Node):
         before, num_skipped = opening.start, opening.num_skipped
         for item, position in zip(items, opening.numbers, strict=False):
             try:
-                if not isinstance(item.value, Iterable) and not hasattr(item.value, "__getitem__"):
+                is_iterable = isinstance(item.value, Iterable) or hasattr(item.value, "__getitem__")
+                if not is_iterable or isinstance(item.value, (Mapping, str, bytes)):
                     raise TypeError(
-                        f"unbatch() needs items that are iterables, but item {position} is a "
-                        f"{type(item.value).__name__}"
+                        f"unbatch() needs items that are lists or other iterables of elements, but item {position} is "
+                        f"a {type(item.value).__name__}; make a list of it with map() before"
                     )
                 for number, value in enumerate(item.value, 1):
                     if number > num_skipped:

@@ -213,6 +213,11 @@ def check_source(source: Any) -> None:
             f"the source is a {type(source).__name__}; it must be an iterable, an async iterable, or have "
             f"__getitem__ and __len__"
         )
+    if isinstance(source, (str, bytes)) or hasattr(source, "iterrows") or hasattr(source, "iter_rows"):
+        raise TypeError(
+            f"the source is a {type(source).__name__}, which gives letters or names of columns, and no samples; give a "
+            f"list of what the items are, such as paths or rows"
+        )
 
 
 # What a pipeline begins with: a source, or other pipelines. And all that it is made of.

@@ -168,7 +168,7 @@ def test_errors_of_sources_filters_lists_and_joined_pipelines_name_stage_and_ite
 
 def test_what_cannot_be_unbatched_is_named() -> None:
     lists: Any = Pipeline([[1, 2], 3])
-    with pytest.raises(TypeError, match=r"unbatch\(\) needs items that are iterables, but item 1 is a int") as caught:
+    with pytest.raises(TypeError, match=r"unbatch\(\) needs .* item 1 is a int") as caught:
         list(lists.unbatch().batch(2))
     assert texts_of(caught.value)[-1].endswith("unbatch', at item 1")
 
@@ -239,3 +239,11 @@ def evens(number: int) -> Iterator[bool]:
 def test_a_filter_whose_answer_is_always_true_is_refused(predicate: Any) -> None:
     with pytest.raises(TypeError, match=r"filter needs a plain function, but \w+ is a (coroutine|generator); use map"):
         Pipeline(range(3)).filter(predicate)
+
+
+@pytest.mark.parametrize("item", ["text", {"column": [1, 2]}])
+def test_what_has_no_elements_is_not_unbatched(item: Any) -> None:
+    with pytest.raises(TypeError, match=r"unbatch\(\) needs .* item 0 is a"):
+        list(Pipeline([item]).unbatch())
+    with pytest.raises(TypeError, match="the source is a str"):
+        Pipeline("shards/*.tar")
