@@ -193,7 +193,6 @@ class TemplateFleet(Fleet):
                 f"start_method='spawn' (DataLoader: multiprocessing_context='spawn')"
             )
         self.starter.call(self.starter.start_first).result()
-        self.starter.start_others()
 
     def start_worker(self, worker_id: int) -> None:
         """Start another worker. Returns at once."""

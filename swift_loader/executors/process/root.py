@@ -26,7 +26,7 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.template import ServerLaunch, ServerProcess
 from swift_loader.runtime import Answer
-from swift_loader.transport.channel import Channel, explaining_limits
+from swift_loader.transport.channel import Channel, duplicate, explaining_limits
 from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Frame, Kind, Refused, Warmed
 from swift_loader.worker.process import has_greenlets, is_importing
 
@@ -36,15 +36,11 @@ SWITCH = "SWIFT_LOADER_ROOT"
 class BlankTemplate:
     """A fork of the root that was asked for, before it knows which loader it serves. Closed, it exits.
 
-    It waits for its descriptors; see `ChildProcess` for the process that it is then.
+    It waits for its descriptors; see `Start` for the process that it is then.
     """
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        """Ask for nothing yet. `modules`: what it must have imported.
-
-        Raises `NoDescriptorsLeft`.
-        """
-        self.modules = modules
+    def __init__(self) -> None:
+        """Ask for nothing yet. Raises `NoDescriptorsLeft`."""
         self.forked: Answer[int] = Answer()
         """Its process id, or `RootRefused`."""
         self.ended: Answer[int] = Answer()
@@ -92,7 +88,7 @@ class BlankTemplate:
         return self.ended.result() if self.ended.is_given else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """See `ChildProcess`."""
+        """Return its exit code, once it has ended."""
         if not self.ended.wait(timeout):
             raise subprocess.TimeoutExpired("a fork of the root", timeout or 0.0)
         return self.ended.result()
@@ -141,7 +137,7 @@ class Root(LoopThread):
 
     def fork(self, modules: tuple[str, ...]) -> BlankTemplate:
         """Have it import modules, and fork. Raises `NoDescriptorsLeft`."""
-        blank = BlankTemplate(modules)
+        blank = BlankTemplate()
         if not self.submit(partial(self._ask, modules, blank)):
             blank.answer(None, RootRefused("it has ended"))
         return blank
@@ -317,19 +313,6 @@ class Roots:
             root = self._root_for(launch, may_start=may_start)
             return None if root is None else root.fork(modules)
 
-    def fork_ahead(self, launch: ServerLaunch, modules: tuple[str, ...]) -> BlankTemplate | None:
-        """Ask for a template before it is known which modules it will need. Returns at once.
-
-        `launch`: the environment that the template must have. `modules`: those that are known already. Returns None if
-        there is no root that has imported those.
-        """
-        with self._lock:
-            self._look_after()
-            root = self._root_for(launch, may_start=False) if _are_on() else None
-            if root is None or not root.imported or not root.imported.issuperset(modules):
-                return None
-            return root.fork((*root.imported,))
-
     def give_up(self, modules: tuple[str, ...]) -> None:
         """Kill the root, because it takes too long to import modules."""
         with self._lock:
@@ -363,7 +346,7 @@ class Roots:
         if root is not None:
             root.retire()
             self._former.append(root)
-        self._current = Root(launch.copy(), conditions)
+        self._current = Root(replace(launch, directory=duplicate(launch.directory)), conditions)
         return self._current
 
     def _look_after(self) -> None:

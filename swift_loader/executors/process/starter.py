@@ -46,10 +46,9 @@ _HANGS = (
 )
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
-    "process has changed since. No fresh interpreter can take its place: {}. {}"
+    "process has changed since. No fresh interpreter can take its place: {}. Go on from the loader's state_dict(), "
+    "with a new loader"
 )
-_ADVICE = "Make a new loader"
-_ADVICE_LIKE_TORCH = "Go on with a new epoch, or from the loader's state_dict()"
 
 
 FIRST_WORKERS = 4
@@ -79,8 +78,6 @@ class Starter(LoopThread):
         """Starts interpreters in the recorded environment, which forks of the root have, too."""
         self._modules = fleet.spec.modules
         """What a template will import, as far as it is known yet."""
-        self._ahead: BlankTemplate | None = None
-        """A fork of the root that was asked for while the payload was written."""
         self._fork: TrainerFork | None = None
         """Forks the trainer instead."""
         self._watch_of_forks = ForkWatch()
@@ -126,8 +123,6 @@ class Starter(LoopThread):
             return
         launch, descriptors = ServerLaunch(), list[int]()
         try:
-            if self._start_method is StartMethod.TEMPLATE:
-                self._ahead = ROOTS.fork_ahead(launch, self._modules)
             layout, descriptors, definitions = write_payload(spec, spec.modules, len(fleet.definitions))
             fleet.definitions.extend(definitions)
             self._modules = tuple(dict.fromkeys((*self._modules, *modules_of(layout, descriptors[0]))))
@@ -141,8 +136,6 @@ class Starter(LoopThread):
             for descriptor in descriptors:
                 os.close(descriptor)
             launch.close()
-            if self._ahead is not None:
-                self._ahead.close()
             raise
 
     @property
@@ -184,8 +177,6 @@ class Starter(LoopThread):
             os.close(descriptor)
         if launch is not None:
             launch.close()
-        if self._ahead is not None:
-            self._ahead.close()
         del self._fleet  # the fleet refers to this object: a cycle would keep the dataset until the collector runs
 
     # Templates --------------------------------------------------------------------------------------------------------
@@ -242,11 +233,7 @@ class Starter(LoopThread):
         Only the loader's first template may start one: the root must have the environment of the later ones.
         """
         for _ in range(_MAX_ROOTS):
-            blank, self._ahead = self._ahead, None
-            if blank is not None and not frozenset(self._modules).issubset(blank.modules):
-                blank.close()
-                blank = None
-            blank = blank or ROOTS.fork(launch, self._modules, may_start=self.first is None)
+            blank = ROOTS.fork(launch, self._modules, may_start=self.first is None)
             if blank is None:
                 return None
             blank.waiter, forked = self, blank.forked  # in this order: the answer wakes this thread, or is there
@@ -312,8 +299,7 @@ class Starter(LoopThread):
         diagnostics, explainer = template.diagnostics, self._fleet.explainer
         reason = f"{explainer.build} and starts the workers"
         if why_left is not None:
-            advice = _ADVICE_LIKE_TORCH if self._is_torch else _ADVICE
-            reason = _NO_SECOND_FORK.format(why_left.fact, advice)
+            reason = _NO_SECOND_FORK.format(why_left.fact)
         return explainer.died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
@@ -404,22 +390,15 @@ class Starter(LoopThread):
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _num_first(self) -> int:
-        return FIRST_TORCH_WORKERS if self._is_torch else FIRST_WORKERS
-
     def start_first(self) -> None:
-        """Start the first workers, and have the inboxes listen. `start_others` starts the rest."""
-        fleet = self._fleet
-        for worker_id in range(min(self._num_first, fleet.options.num_workers)):
+        """Start the first workers, and have the inboxes listen. The others are started after that."""
+        fleet, num_first = self._fleet, FIRST_TORCH_WORKERS if self._is_torch else FIRST_WORKERS
+        for worker_id in range(min(num_first, fleet.options.num_workers)):
             self._start(worker_id)
         fleet.listen_to_all()
         for error in self._early:
             fleet.post(TemplateEnded(error, is_replaced=True))
-
-    def start_others(self) -> None:
-        """Have the workers started that `start_first` left. Returns at once. Any thread."""
-        self.submit(partial(self._start_late, self._num_first, self._fleet.options.num_workers))
+        self.submit(partial(self._start_late, num_first, fleet.options.num_workers))
 
     def start_worker(self, worker_id: int) -> None:
         """Have a worker started with this id. Returns at once. Any thread."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
@@ -120,10 +120,6 @@ class ServerLaunch(Launch):
         except OSError:
             return False
         return is_same_directory and Launch.is_current(self)
-
-    def copy(self) -> ServerLaunch:
-        """Return the same, with a descriptor of its own."""
-        return replace(self, directory=duplicate(self.directory))
 
     def close(self) -> None:
         """Close the descriptor."""

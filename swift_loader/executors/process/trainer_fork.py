@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.runtime import blocked, handled_signals
@@ -46,43 +46,25 @@ from swift_loader.worker.process import (
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.template import be_template
 
-# A child process of the trainer: what `subprocess.Popen` offers, and the same for a fork of the trainer.
 
+class Start(Protocol):
+    """Starts a process that serves as a template."""
 
-class ChildProcess(Protocol):
-    """A process that serves as a template."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, as from `os.waitstatus_to_exitcode`. None until `wait` has returned it."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code of a process that has ended, and reap it.
-
-        Raises `subprocess.TimeoutExpired` if it isn't known within `timeout` seconds.
+    def start(self, channel: int, traces: int, stderr: int) -> Any:
+        """Start it. It gets copies of the descriptors. Returns what has a `subprocess.Popen`'s `pid`, `returncode` and
+        `wait`, which is called once it has ended.
         """
 
 
-class Start(Protocol):
-    """Starts a process that serves."""
-
-    def start(self, channel: int, traces: int, stderr: int) -> ChildProcess:
-        """Start it. It gets copies of the descriptors."""
-
-
 class ForkedChild:
-    """A fork of the trainer. See `ChildProcess`."""
+    """A fork of the trainer. See `Start`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002
-        """See `ChildProcess`. It must have ended."""
+        """Reap it, and return its exit code. It must have ended."""
         if self.returncode is None:
             try:
                 status = os.waitpid(self.pid, 0)[1]
