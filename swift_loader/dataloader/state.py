@@ -35,9 +35,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from swift_loader.batch.digests import difference
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
-from swift_loader.samplers.base import are_equal, chain_of, facts_of_sampler, num_ranks_of
+from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
 from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
 from swift_loader.worker.stream import is_stateful
 from swift_loader.worker.torch_worker import Resume, Snapshot
@@ -356,7 +357,7 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
     states = [] if is_stream else [one.dataset_state for one in position.workers if one.dataset_state is not None]
     if states:  # if all are as here, they tell no place
         is_free = not is_stateful(loader.dataset) or max(1, position.num_workers) == max(1, loader.num_workers)
-        is_free = is_free or all(are_equal(one, loader.dataset.state_dict()) for one in states)
+        is_free = is_free or all(difference(one, loader.dataset.state_dict()) is None for one in states)
     if (is_stream or states) and position.num_workers != loader.num_workers and not is_free:
         raise StateMismatch(
             f"the state was saved with num_workers={position.num_workers} in the middle of an epoch, but this loader "
