@@ -12,7 +12,6 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -67,28 +66,44 @@ def make_fleet(spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer 
     return TemplateFleet(spec, options, explainer)
 
 
-_MAX_SEEN, _MAX_ITEMS = 1000, 100
+_MAX_SEEN = 1000
+
+_MAX_ITEMS = 100
 
 
 def _shared_file_of(dataset: Any) -> str:
     """Return the name of a file that a dataset holds open for reading; empty if there is none.
 
-    Forks share its offset, so each of them may read what another one has asked for. Looks at attributes and at the
-    first items of collections, at a thousand objects at most.
+    Forks share its offset, so each of them may read what another one has asked for. Looks at attributes and at small
+    collections, at a thousand objects at most.
     """
-    held = [dataset]
-    for thing in islice(held, _MAX_SEEN):  # it grows
+    to_see, seen = [dataset], set[int]()
+    while to_see and len(seen) < _MAX_SEEN:
+        thing = to_see.pop(0)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
         kind = type(thing)  # `isinstance` and `getattr` may run code of the user's
         with suppress(Exception):
             if issubclass(kind, io.IOBase):
-                # Without a path, multiprocessing may have opened it.
-                if isinstance(thing.name, str) and thing.readable() and stat.S_ISREG(os.fstat(thing.fileno()).st_mode):
-                    return thing.name
+                name = thing.name  # without a path, multiprocessing may have opened it
+                if (
+                    isinstance(name, str)
+                    and not name.startswith("<")
+                    and not thing.closed
+                    and thing.readable()
+                    and _is_regular(thing.fileno())
+                ):
+                    return name
             elif kind in {dict, list, tuple}:
-                held += islice(thing.values() if kind is dict else thing, _MAX_ITEMS)
+                to_see += (thing.values() if kind is dict else thing) if len(thing) <= _MAX_ITEMS else ()
             elif not issubclass(kind, (type, ModuleType, FunctionType)):
-                held += object.__getattribute__(thing, "__dict__").values()
+                to_see += object.__getattribute__(thing, "__dict__").values()
     return ""
+
+
+def _is_regular(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 @cache
