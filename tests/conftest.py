@@ -9,8 +9,10 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,9 @@ def nothing_left_behind(request: pytest.FixtureRequest, temporary_folder: Path) 
         return
     gc.collect()
     gc.freeze()  # what is here stays: the collection after the test needn't look at it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a test may have killed it
+        resource_tracker.ensure_running()
     root = _started_root()
     before = _belongings(temporary_folder)
     yield

@@ -35,7 +35,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from swift_loader.batch.digests import difference
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
@@ -354,16 +353,12 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
             f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is over"
         )
     is_free = num_sharing and position.next_batch is not None
-    states = [] if is_stream else [one.dataset_state for one in position.workers if one.dataset_state is not None]
-    if states:  # if all are as here, they tell no place
-        is_free = not is_stateful(loader.dataset) or max(1, position.num_workers) == max(1, loader.num_workers)
-        is_free = is_free or all(difference(one, loader.dataset.state_dict()) is None for one in states)
-    if (is_stream or states) and position.num_workers != loader.num_workers and not is_free:
+    if is_stream and position.num_workers != loader.num_workers and not is_free:
         raise StateMismatch(
             f"the state was saved with num_workers={position.num_workers} in the middle of an epoch, but this loader "
-            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, and each "
-            f"has a state of a stateful dataset, so the position can't be carried over. Give "
-            f"num_workers={position.num_workers}, or change it where an epoch is over"
+            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, so its "
+            f"position can't be carried over. Give num_workers={position.num_workers}, or change it where an epoch is "
+            f"over"
         )
     here, saved = batching_of(loader), batching if isinstance(batching, Mapping) else {}
     counts_batches = not is_stream or num_sharing or not all(one.has_state for one in position.workers)

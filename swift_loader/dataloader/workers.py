@@ -73,7 +73,8 @@ def start_workers(
     except EncodeError as error:
         if not (why := loader._why_no_fork):  # noqa: SLF001
             raise
-        raise ForkHangs(f"{why}\nNo fresh interpreter can take its place: {error}") from error
+        reason = str(error).partition(". Open files")[0]  # then comes how to fork
+        raise ForkHangs(f"{why}\nNo fresh interpreter can take its place: {reason}") from error
 
 
 def warm_root(loader: DataLoader[Any]) -> None:

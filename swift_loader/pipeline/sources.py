@@ -98,6 +98,8 @@ class SourceReader:
         self._loop = run.event_loop.enter() if hasattr(source, "__aiter__") else None
         self._number = 0
         """Of the item that comes next, for errors."""
+        self._is_iterated = False
+        """Whether an epoch went over the source by `iter`, and not by its index."""
         self._num_drawn = 0
         """How many items of the epoch were drawn."""
         self._num_left_out = 0
@@ -112,7 +114,7 @@ class SourceReader:
                 self._epoch += 1
                 if self._tells_epochs:
                     self._source.set_epoch(self._epoch)
-                if self._has_state:
+                if self._has_state and self._is_iterated:
                     self._states.note((self._epoch, 0), state_of(self._source))
                 num_before, begin, has_more = 0, None, self._is_endless
         except Exception as error:
@@ -141,6 +143,7 @@ class SourceReader:
         is_iterated = (isinstance(source, Iterable) or self._loop is not None) and not isinstance(source, Sequence)
         if not is_iterated or (length is not None and num_before and begins_alike(source)):
             return ((number + 1, source[number]) for number in range(num_before, length or len(source)))
+        self._is_iterated = True
         begin = begin if self._has_state else None  # an older state may have one that isn't exact
         if begin is not None and (begin[0] or not is_huggingface(source)):  # else it is that of the end of an epoch
             num_drawn, state = begin

@@ -108,7 +108,7 @@ def loader_children(trainer: psutil.Process | None = None) -> list[psutil.Proces
     with suppress(psutil.NoSuchProcess):
         for child in (trainer or psutil.Process()).children():
             found += child.children() if _is_root(child) else [child]
-    return [process for process in found if not is_gone(process.pid)]
+    return [process for process in found if not is_gone(process.pid) and not is_tracker(process)]
 
 
 def template_and_workers(
@@ -148,6 +148,14 @@ def loader_processes(trainer: psutil.Process | None = None) -> list[psutil.Proce
         with suppress(psutil.NoSuchProcess):
             found += [child, *(one for one in child.children(recursive=True) if not is_gone(one.pid))]
     return found
+
+
+def is_tracker(process: psutil.Process) -> bool:
+    """Return whether it is multiprocessing's resource tracker, which stays until the program ends."""
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_root(process: psutil.Process) -> bool:
@@ -205,12 +213,12 @@ def is_gone(pid: int) -> bool:
 
 
 def session_of(leader: int) -> list[psutil.Process]:
-    """Return the processes of a session, those whose parents are gone included, zombies not."""
+    """Return the processes of a session, those whose parents are gone included; no zombies, and no resource tracker."""
     found = []
     for process in psutil.process_iter():
         try:
             if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                found += [] if is_tracker(process) else [process]
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return found

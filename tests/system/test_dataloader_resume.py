@@ -371,15 +371,6 @@ class Fetches:
         self.num = state["num"]
 
 
-def test_states_of_workers_need_as_many_workers() -> None:
-    made: Any = Fetches()
-    loader = DataLoader(made)
-    next(iter(loader))
-    DataLoader(Fetches(), num_workers=1).load_state_dict(loader.state_dict())  # type: ignore[arg-type]
-    with pytest.raises(StateMismatch, match=r"num_workers=0 .* has num_workers=2"):
-        DataLoader(Fetches(), num_workers=2).load_state_dict(loader.state_dict())  # type: ignore[arg-type]
-
-
 class Failing(IterableDataset[int]):
     """A stream that goes on after an error."""
 

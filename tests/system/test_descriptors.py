@@ -92,15 +92,16 @@ def test_closed_standard_streams_are_left_alone_and_no_sample_is_damaged(
 
 FEW = """
 import gc, os, resource, sys
-import psutil
 from swift_loader import SwiftLoaderError
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader
+from multiprocessing import resource_tracker
+from tests.support.helpers import ids_of, loader_processes, make_loader
 
 def opened():
     return set(os.listdir("/proc/self/fd"))
 
 make_loader(datasets.Counting, workers=0).close()
+resource_tracker.ensure_running()
 limits, before, outcomes = resource.getrlimit(resource.RLIMIT_NOFILE), opened(), []
 start_method, workers, *few = sys.argv[1:]
 for limit in map(int, few):
@@ -118,7 +119,7 @@ for limit in map(int, few):
     del loader
     gc.collect()
     assert opened() <= before, (limit, opened() - before)
-    assert not psutil.Process().children(recursive=True)
+    assert not loader_processes()
 print(*outcomes)
 """
 

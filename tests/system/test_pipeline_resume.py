@@ -748,7 +748,6 @@ SEEKING: dict[str, tuple[Callable[[], Any], bool]] = {
     "parts": (lambda: Parts(100), False),
     "stream": (lambda: Shared(100), False),
     "dict": (lambda: dict.fromkeys(range(1, 101)), False),
-    "frame": (lambda: pytest.importorskip("pandas").DataFrame({name: range(7) for name in range(100)}), False),
     "series": (lambda: pytest.importorskip("pandas").Series(range(1, 101), index=range(100, 0, -1)), False),
     "array": (lambda: np.arange(200).reshape(100, 2), True),
     "tensor": (lambda: torch.arange(100), True),

@@ -73,6 +73,18 @@ def _open_directory() -> int:
         return avoid_std_streams(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
+def _tracker() -> int:
+    """Return the descriptor of the program's resource tracker. It isn't a standard stream, also if these are closed."""
+    held = [os.open(os.devnull, os.O_RDWR)]
+    try:
+        while held[-1] <= 2:  # noqa: PLR2004 - stderr
+            held.append(os.open(os.devnull, os.O_RDWR))
+        return resource_tracker.getfd()  # type: ignore[return-value] # typeshed: None is possible
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLaunch(Launch):
     """Starts templates and roots. Owns a descriptor until `close`."""
@@ -88,7 +100,7 @@ class ServerLaunch(Launch):
     def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
         """Start an interpreter, which gets copies of the descriptors. A root owns nothing but channel and stderr."""
         traces = channel if self.program == "root" else traces
-        tracker = resource_tracker.getfd()
+        tracker = _tracker()
         return self.open(
             _PROGRAM.format(self.program),
             *(channel, os.getpid(), traces, self.directory, tracker),
