@@ -20,7 +20,9 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from multiprocessing.connection import wait
+from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import NoReturn
 
 import numpy as np
@@ -35,7 +37,7 @@ from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, Segm
 from swift_loader.worker.build import ProcessUsage
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import AnnouncedSlots, TaskLoop, start_fresh
-from swift_loader.worker.process import lead_group, reset_signals, run_and_exit, stack_of
+from swift_loader.worker.process import lead_group, reset_signals, run_and_exit
 
 
 class Request(Enum):
@@ -51,6 +53,8 @@ PAGE_NBYTES = 4096
 
 _EXIT_LIMIT_S = 1.0
 """How long the main thread may go on once the trainer has ended."""
+
+_OURS = str(Path(__file__).parent)
 
 
 def main() -> NoReturn:
@@ -174,8 +178,7 @@ class _Link:
             request = self._requests.receive()
             if request is None:
                 return False
-            main = threading.main_thread().ident or 0
-            answer = stack_of(main) if bytes(request.data) == Request.STACKS.value else self._num_fetched()
+            answer = _stacks() if bytes(request.data) == Request.STACKS.value else self._num_fetched()
             with suppress(OSError):
                 self._requests.send(answer.encode("utf-8", "backslashreplace"))
         if self.tasks.end in ready:
@@ -187,3 +190,20 @@ class _Link:
 
     def _num_fetched(self) -> str:
         return "" if self.counters is None else str(len(self.counters.samples))
+
+
+def _stacks() -> str:
+    """Return the Python stacks of all threads but this one, without the loader's own frames."""
+    me = threading.get_ident()
+    lines = []
+    for number, innermost in sys._current_frames().items():  # noqa: SLF001 - documented
+        if number == me:
+            continue
+        lines.append(f"Thread {number:#018x} (most recent call first):")
+        frame: FrameType | None = innermost
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_OURS) and code.co_filename != "<string>":
+                lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+            frame = frame.f_back
+    return "\n".join(lines)
