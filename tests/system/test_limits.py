@@ -64,7 +64,9 @@ except SharedMemoryFull as error:
 """
 
 NO_PROC = """
+import warnings
 from swift_loader import SwiftLoader
+warnings.simplefilter("ignore")  # that workers can't be forks
 for start_method in ("template", "spawn", "fork", "portable"):
     with SwiftLoader(lambda: range(8), {}, batch_size=4, shuffle=False, start_method=start_method) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]], start_method

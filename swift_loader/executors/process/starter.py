@@ -325,8 +325,11 @@ class Starter(LoopThread):
     def _leave_fork(self, template: TemplateProcess) -> None:
         """Have fresh interpreters take the place of a fork of the trainer, which is gone.
 
-        Raises how it died if the dataset can't be sent to them.
+        Raises how it died if no signal ended it, or if the dataset can't be sent to them.
         """
+        exit_code = template.wait_exit_code()
+        if exit_code is not None and exit_code >= 0:
+            raise self._death_of(template)
         fleet = self._fleet
         before, mode = fleet.spec, fleet.spec.options.torch
         mode = mode and replace(mode, pool=None, kept={})  # only forks have the mappings
