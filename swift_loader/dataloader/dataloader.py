@@ -339,12 +339,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._latest.shut_down()
             elif self.persistent_workers:
                 self._latest.close()  # also if somebody still has its iterator: there is one set of workers
-        if (
-            resume is not None
-            and not resume.draws.begins_epoch
-            and resume.draws.dataset_epoch != epoch_of(self.dataset)
-        ):
-            self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
+        continued = None if resume is None or resume.draws.begins_epoch else resume.draws
+        if continued is not None and continued.dataset_epoch != epoch_of(self.dataset):
+            self.dataset.set_epoch(continued.dataset_epoch)  # type: ignore[attr-defined]
         shard = options.shard_of(self)
         if not self.num_workers:
             epoch: Epoch = InlineEpoch(self, number, resume, self._observer.metrics, shard)
@@ -464,13 +461,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         elif self._latest is not None:
             position = self._latest.position()
         else:
-            is_stream, workers = (
-                isinstance(self.dataset, IterableDataset),
-                (WorkerSnapshot(),) * max(1, self.num_workers),
-            )
-            length = self._IterableDataset_len_called
+            is_stream = isinstance(self.dataset, IterableDataset)
+            workers = (WorkerSnapshot(),) * max(1, self.num_workers)
+            called = self._IterableDataset_len_called
             position = LoaderPosition(
-                before_first(self), is_stream, int(self.num_workers), 0, workers=workers, length_called=length
+                before_first(self), is_stream, int(self.num_workers), 0, workers=workers, length_called=called
             )
         batching = {**batching_of(self), "seed": self._order_seed}
         return {**position.to_dict(), "epoch": position.draws.next_epoch, "batching": batching}
