@@ -209,7 +209,7 @@ def blocked(signals: Collection[int]) -> Iterator[None]:
 
 def handled_signals() -> tuple[int, ...]:
     """Return the signals that the program handles, and so survives. Any thread."""
-    others = {signal.SIGINT, *([] if os.name == "nt" else [signal.SIGCHLD])}
+    others = {signal.SIGINT, getattr(signal, "SIGCHLD", None)}
     return tuple(number for number in signal.valid_signals() - others if callable(signal.getsignal(number)))
 
 
