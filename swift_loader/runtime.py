@@ -178,7 +178,7 @@ def is_interrupt(error: BaseException) -> bool:
     """
     if threading.current_thread() is not threading.main_thread():
         return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    handlers = {_code_of(signal.getsignal(number)) for number in SIGNALS} - {None}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_code in handlers or _got_signal(frame) for frame in frames)
 
@@ -196,6 +196,10 @@ def _got_signal(frame: FrameType) -> bool:
     return any(type(one) is int and other is frame.f_back is not None for one, other in pairwise(given))
 
 
+SIGNALS = frozenset(signal.valid_signals())
+"""Making this set takes longer than to ask for the handlers of all."""
+
+
 @contextmanager
 def blocked(signals: Collection[int]) -> Iterator[None]:
     """Block signals on this thread meanwhile. A handler may raise as they are blocked, and as they are let through."""
@@ -210,7 +214,7 @@ def blocked(signals: Collection[int]) -> Iterator[None]:
 def handled_signals() -> tuple[int, ...]:
     """Return the signals that the program handles, and so survives. Any thread."""
     others = {signal.SIGINT, getattr(signal, "SIGCHLD", None)}
-    return tuple(number for number in signal.valid_signals() - others if callable(signal.getsignal(number)))
+    return tuple(number for number in SIGNALS - others if callable(signal.getsignal(number)))
 
 
 def run_finalizer(finalizer: weakref.finalize[..., Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import faulthandler
+import functools
 import gc
 import os
 import select
@@ -31,7 +32,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from swift_loader.errors import NoProcessesLeft
-from swift_loader.runtime import LoaderThread
+from swift_loader.runtime import SIGNALS, LoaderThread
 from swift_loader.transport.channel import avoid_std_streams, duplicate, new_eventfd
 
 # The end of a process -------------------------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ def reset_signals(survived: Iterable[int] | None = None) -> None:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may print, although it isn't in the terminal's foreground
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     survived = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()) if survived is None else survived)
-    for number in signal.valid_signals() - {signal.SIGINT, signal.SIGCHLD, DUMP_SIGNAL}:
+    for number in SIGNALS - {signal.SIGINT, signal.SIGCHLD, DUMP_SIGNAL}:
         if number in survived:
             signal.signal(number, _do_nothing)
         elif callable(signal.getsignal(number)):
@@ -119,9 +120,14 @@ def die_with_parent(parent: int) -> None:
     trainer starts templates on the starter's thread, which lives as long as the processes do, or is forked by its own
     main thread.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+@functools.cache  # forks have it, too: making one makes classes
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def lead_group() -> None:
@@ -147,7 +153,7 @@ def flush_streams() -> None:
         with suppress(Exception):  # closed, broken, None or the user's own
             stream.flush()
     if sys.platform != "win32":
-        ctypes.CDLL(None).fflush(None)
+        _libc().fflush(None)
 
 
 def fork_quietly() -> int:

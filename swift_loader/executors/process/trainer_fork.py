@@ -26,7 +26,7 @@ from types import FunctionType
 from typing import Any, NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.runtime import blocked, handled_signals
+from swift_loader.runtime import SIGNALS, blocked, handled_signals
 from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.payload import Environment
@@ -148,7 +148,7 @@ class TrainerFork:
         builder = DatasetBuilder((self._spec, self.definitions), environment)
         flush_streams()  # else the fork would print the buffers' content once more
         try:
-            with blocked(signal.valid_signals()):
+            with blocked(SIGNALS):
                 self._child = ForkedChild(fork_quietly())
                 if self._child.pid == 0:
                     exit_code = 1
