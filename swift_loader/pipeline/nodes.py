@@ -13,7 +13,7 @@ from typing import Any
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
 from swift_loader.pipeline.failures import StageStats, explained
-from swift_loader.pipeline.functions import Function, Kind
+from swift_loader.pipeline.functions import Function, Kind, awaited
 from swift_loader.pipeline.run import Run, counted
 from swift_loader.pipeline.stage import Filler, Item, Opening, Passes, Place, Relay
 from swift_loader.ranks.ranks import Ranks, find_ranks
@@ -79,7 +79,7 @@ class Filter(Node):
         """An error of the function names the stage and the item."""
         for item, number in zip(items, opening.numbers, strict=False):
             try:
-                is_kept = self.predicate.call(item.value)
+                is_kept = awaited(self.predicate.call(item.value))
             except Exception as error:
                 raise explained(error, self.describe(), number)  # noqa: B904 - it has its causes
             if is_kept:
@@ -142,6 +142,12 @@ class Batch(Node):
         return f"batch {self.batch_size}{', drop last' if self.drop_last else ''}"
 
 
+def gives_names(value: Any) -> bool:
+    """Return whether iterating over a value gives letters, keys, or columns: of pandas, polars and pyarrow."""
+    is_frame = any(hasattr(value, name) for name in ("iterrows", "iter_rows", "itercolumns"))
+    return is_frame or isinstance(value, (Mapping, str, bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class Unbatch(Node):
     """Gives the elements of each item. The items' values are iterables, whose errors name the item."""
@@ -154,7 +160,7 @@ class Unbatch(Node):
         for item, position in zip(items, opening.numbers, strict=False):
             try:
                 is_iterable = isinstance(item.value, Iterable) or hasattr(item.value, "__getitem__")
-                if not is_iterable or isinstance(item.value, (Mapping, str, bytes)):
+                if not is_iterable or gives_names(item.value):
                     raise TypeError(
                         f"unbatch() needs items that are lists or other iterables of elements, but item {position} is "
                         f"a {type(item.value).__name__}; make a list of it with map() before"

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import itertools
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from inspect import GEN_CREATED, getgeneratorstate
@@ -17,7 +17,7 @@ from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.errors import LoaderClosed, StateMismatch
 from swift_loader.pipeline.failures import explained
 from swift_loader.pipeline.functions import name_of
-from swift_loader.pipeline.nodes import Node, Shard, Shuffle
+from swift_loader.pipeline.nodes import Node, Shard, Shuffle, gives_names
 from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
 from swift_loader.sampling.mixture import Changes, Segment
@@ -126,13 +126,13 @@ class SourceReader:
             for number, value in self._numbered(num_before, begin):
                 self._number = number
                 self._stats.num_out += 1
+                self._past.has_given = True
                 yield Item(value, (number,))
             if not self._number and self._past.has_given and not self._plain.is_iterator:  # else it has been told
                 self._past.is_used_up = self._states.lengths[self._epoch] is None
         except Exception as error:
             raise explained(error, self._name, self._number)  # noqa: B904 - it has its causes
         finally:
-            self._past.has_given |= self._number > num_before
             if isinstance(self._source, GeneratorType):  # else it ends when its references do
                 self._source.close()
 
@@ -145,6 +145,11 @@ class SourceReader:
             return ((number + 1, source[number]) for number in range(num_before, length or len(source)))
         self._is_iterated = True
         begin = begin if self._has_state else None  # an older state may have one that isn't exact
+        if num_before and begin is None and self._past.has_given and self._plain.is_iterator:
+            raise StateMismatch(
+                f"the source is an iterator ({type(source).__name__}) that has given items already, and it can't go "
+                f"back to a state; load the state into a new pipeline with a new iterator"
+            )
         if begin is not None and (begin[0] or not is_huggingface(source)):  # else it is that of the end of an epoch
             num_drawn, state = begin
             self._past.has_loaded = True
@@ -216,10 +221,10 @@ def check_source(source: Any) -> None:
             f"the source is a {type(source).__name__}; it must be an iterable, an async iterable, or have "
             f"__getitem__ and __len__"
         )
-    if isinstance(source, (str, bytes)) or hasattr(source, "iterrows") or hasattr(source, "iter_rows"):
+    if gives_names(source) and not isinstance(source, Mapping):  # whoever gives a dict may want its keys
         raise TypeError(
-            f"the source is a {type(source).__name__}, which gives letters or names of columns, and no samples; give a "
-            f"list of what the items are, such as paths or rows"
+            f"the source is a {type(source).__name__}, which gives letters or columns, and no samples; give a list of "
+            f"what the items are, such as paths or rows"
         )
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from swift_loader import DataLoader, StateMismatch, TooManyErrors
+from swift_loader import DataLoader, StateMismatch, SwiftLoaderWarning, TooManyErrors
 from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support import stage_functions as functions
 from tests.support.helpers import exhaustive
@@ -838,3 +838,15 @@ def test_branches_draw_apart_and_by_their_own_seeds() -> None:
     assert both[::2] != both[1::2]
     assert merged(3)[1::2] != both[1::2]
     assert merged(3)[::2] == both[::2]
+
+
+def test_an_iterator_that_has_given_items_takes_no_state() -> None:
+    pipeline = Pipeline(iter(range(20)))
+    iterator = iter(pipeline)
+    assert [next(iterator) for _ in range(5)] == list(range(5))
+    pipeline.load_state_dict(pipeline.state_dict())
+    with (
+        pytest.warns(SwiftLoaderWarning, match="only once"),
+        pytest.raises(StateMismatch, match=r"is an iterator .* can't go back to a state"),
+    ):
+        list(pipeline)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from swift_loader import EncodeError, RemoteTraceback, SwiftLoaderWarning, WorkerDied, WorkerStalled
@@ -241,9 +243,19 @@ def test_a_filter_whose_answer_is_always_true_is_refused(predicate: Any) -> None
         Pipeline(range(3)).filter(predicate)
 
 
-@pytest.mark.parametrize("item", ["text", {"column": [1, 2]}])
-def test_what_has_no_elements_is_not_unbatched(item: Any) -> None:
+def test_a_filter_whose_function_returns_a_coroutine_is_an_error() -> None:
+    with pytest.raises(TypeError, match="returned a coroutine, is_even"):
+        list(Pipeline(range(3)).filter(lambda number: is_even(number + 1)))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("value", ["text", b"bytes", pd.DataFrame({"x": [1, 2]}), pa.table({"x": [1, 2]})], ids=type)
+def test_what_gives_letters_or_columns_is_no_source_and_not_unbatched(value: Any) -> None:
     with pytest.raises(TypeError, match=r"unbatch\(\) needs .* item 0 is a"):
-        list(Pipeline([item]).unbatch())
-    with pytest.raises(TypeError, match="the source is a str"):
-        Pipeline("shards/*.tar")
+        list(Pipeline([value]).unbatch())
+    with pytest.raises(TypeError, match=f"the source is a {type(value).__name__}"):
+        Pipeline(value)
+
+
+def test_a_dict_is_not_unbatched() -> None:
+    with pytest.raises(TypeError, match=r"unbatch\(\) needs .* item 0 is a dict"):
+        list(Pipeline([{"column": [1, 2]}]).unbatch())
