@@ -147,8 +147,12 @@ def cached(
     store = Store.in_file(os.path.abspath(os.fspath(where)), limit, facts)
     try:
         kept = store.kept()
-        if chosen := [int(kept[at]) for at in spread(len(kept), _NUM_COMPARED, random.SystemRandom())]:
-            _check_file(dataset, store, facts, chosen)
+        chosen = [int(kept[at]) for at in spread(len(kept), _NUM_COMPARED, random.SystemRandom())]
+        if len(kept) < _NUM_COMPARED and place_of_ranks() is not None and not is_importing():
+            # Other ranks are given the file now. If their datasets aren't the same, they must find samples that differ.
+            chosen = _spread_alike(num_samples)
+        if chosen:
+            _check_file(dataset, store, facts, chosen, is_new=not len(kept))
         store.keep_version(facts)
     finally:
         store.rest()
@@ -260,8 +264,16 @@ def unpack(packed: Packed) -> Any:
 # Whether it is the same cache -----------------------------------------------------------------------------------------
 
 
-def _check_file(dataset: Any, store: Store, facts: Facts, chosen: list[int]) -> None:
-    """Compare samples of a file with those that the dataset makes now. Raises `CacheMismatch`."""
+def _spread_alike(num_samples: int) -> list[int]:
+    """Return the indices of some samples, the same ones in each process."""
+    return spread(num_samples, _NUM_COMPARED, random.Random(num_samples))  # noqa: S311 - nothing is kept secret
+
+
+def _check_file(dataset: Any, store: Store, facts: Facts, chosen: list[int], *, is_new: bool) -> None:
+    """Compare samples of a file with those that the dataset makes now. Put those into it that it doesn't have.
+
+    Raises `CacheMismatch`. `is_new`: it had none.
+    """
     name = f"the cache {store.path!r}"
     try:
         room = int(_SHARE_OF_FREE * available_memory()) or MAX_FILE_BYTES
@@ -270,14 +282,19 @@ def _check_file(dataset: Any, store: Store, facts: Facts, chosen: list[int]) -> 
     except SamplesDraw:
         raise
     except (SwiftLoaderError, RuntimeError) as error:
-        if "version" in facts:
+        if "version" in facts or is_new:
             return
         raise CacheMismatch(
             f"{name} can't be compared with the dataset, because no other process can make its samples "
             f"({type_name(error)}: {error}). If it has the right ones, say so with version="
         ) from error
+    for index in chosen:
+        if store.read(index) is None and (packed := mine.read(index)) is not None:
+            with store.claim(index) as is_ours:
+                if is_ours and store.read(index) is None:  # another rank may have written it meanwhile
+                    store.write(index, packed)
     _compare(name, store, mine, chosen)
-    if failed and "version" not in facts:
+    if failed and not is_new and "version" not in facts:
         (index, reason), *_ = failed.items()
         warn(
             f"{name} is used, but {counted(len(failed), 'sample')} of {len(chosen)} that were to be compared can't be "
@@ -301,7 +318,7 @@ def _store_in_memory(dataset: Any, facts: Facts, limit: int, name: str) -> Store
 
 def _agreed_with_ranks(dataset: Any, store: Store, facts: Facts, key: str) -> Store:
     """Return the store that another rank told of under this key, if its samples are these. Else tell of this one."""
-    theirs, chosen = "the memory of another rank", spread(len(dataset), _NUM_COMPARED, random.Random(len(dataset)))  # noqa: S311 - the same on all ranks
+    theirs, chosen = "the memory of another rank", _spread_alike(len(dataset))
     try:
         failed = _make_apart(dataset, store, chosen)
         memory = shared_with_ranks(store.memory, key)

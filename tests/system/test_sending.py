@@ -141,12 +141,13 @@ HANDED_OVER = (
 )
 def problems(request: pytest.FixtureRequest) -> dict[str, str]:
     command = [sys.executable, "-m", "tests.support.handed_over", *request.param]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True, cwd=ROOT)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=3 * HANG_S, check=True, cwd=ROOT)
     found: dict[str, str] = json.loads(finished.stdout)
     return found
 
 
 @needs_template
+@pytest.mark.timeout(3 * HANG_S + 10)
 @pytest.mark.parametrize("what", HANDED_OVER)
 def test_workers_get_what_children_of_multiprocessing_get(what: str, problems: dict[str, str]) -> None:
     assert set(problems) == set(HANDED_OVER)
