@@ -99,9 +99,14 @@ def root_pid() -> int:
     return root._process.pid
 
 
-def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
+@pytest.mark.parametrize("is_of_script", [False, True])
+def test_a_module_is_imported_once_for_all_loaders(is_of_script: bool, module: Module) -> None:
     module.write()
     data_class = module.load().Data
+    if is_of_script:
+        methods = f"__len__ = lambda self: 8; __getitem__ = lambda self, index: {module.name}.Data()[index]"
+        exec(f"import {module.name}\nclass Data: {methods}", script := {"__name__": "__main__"})
+        data_class = script["Data"]
     for _ in range(3):
         assert ids_of(once(data_class)) == list(range(8))
     assert module.num_imports() == 1
