@@ -360,10 +360,10 @@ class Built(PickledBody):
     KIND = Kind.BUILT
 
     report: BuildReport
-    forkable: bool
-    """False: each worker needs its own interpreter."""
     reason: str
-    """Why the dataset isn't shared, or why the template can't be forked; for the log. Empty if it is shared."""
+    """Why the dataset isn't shared; for the log. Empty if it is shared."""
+    is_odd: bool
+    """Whether the reason are threads, or what importing modules opened, of which the user is warned."""
 
 
 @dataclass(slots=True)

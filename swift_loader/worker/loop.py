@@ -196,7 +196,7 @@ learns nothing if the user has set its limits (MALLOC_*, GLIBC_TUNABLES). Nor do
 
 
 class DatasetBuilder:
-    """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
+    """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► READ."""
 
     @classmethod
     def of(cls, payload: Payload) -> DatasetBuilder:
@@ -256,9 +256,8 @@ class DatasetBuilder:
         self._num_samples = length_of(self._dataset, self.spec.options.torch)
 
     def drop(self) -> None:
-        """Drop the dataset, and the payload's instance if there was one."""
-        self._dataset = self._spec = None
-        self.definitions = Definitions()
+        """Drop the dataset."""
+        self._dataset = None
 
     def report(self) -> messages.BuildReport:
         """Return the report about the dataset, with the checksums of some samples.

@@ -44,7 +44,7 @@ A_PLAN = PlanSettings(OrderSettings.of(seed=1, shuffle=True, window=40, batch_si
 FAILURE = Failure(1, 2, FailureStage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback")
 EXAMPLES: dict[Kind, Any] = {
     Kind.PAYLOAD: PayloadLayout(4096, 100, 200, 300, 5),
-    Kind.BUILT: Built(BuildReport(100, 7), forkable=True, reason="because"),
+    Kind.BUILT: Built(BuildReport(100, 7), "because", is_odd=True),
     Kind.FORK: Fork(3, False),
     Kind.FORKED: Forked(3, 1234),
     Kind.EXITED: Exited(3, -9),
