@@ -28,8 +28,8 @@ from swift_loader.errors import ProtocolError
 from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import failpoint
-from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
-from swift_loader.transport.payload import Payload, PayloadLayout
+from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, unpack
+from swift_loader.transport.payload import Payload
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
@@ -86,13 +86,13 @@ class ForkServer:
                     has_trainer = False
                 elif is_wanted:
                     received = self._channel.receive()
-                    if received is None or not self._take(unpack_frame(received.data), received.descriptors):
+                    if received is None or not self._take(unpack(received.data), received.descriptors):
                         is_wanted = False
                         self._poll.unregister(descriptor)
         for pid in (*(pid for _, pid in self._children.values()), *self._strays.values()):
             end_group(pid)
 
-    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
+    def _take(self, request: Any, descriptors: list[int]) -> bool:
         """Do what the trainer asks for. Return False to refuse this and all that comes later."""
         raise NotImplementedError
 
@@ -219,10 +219,9 @@ class Template(ForkServer):
 
     # Serving ----------------------------------------------------------------------------------------------------------
 
-    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
-        if frame.kind is not Kind.FORK or not descriptors:
-            raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
-        request = Fork.unpack(frame)
+    def _take(self, request: Any, descriptors: list[int]) -> bool:
+        if not isinstance(request, Fork) or not descriptors:
+            raise ProtocolError(f"a template was sent {type(request).__name__} instead of Fork")
         channel = Channel.from_descriptor(descriptors[0])
         failpoint("template.fork-requested")
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
@@ -305,10 +304,7 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     received = channel.receive()
     if received is None:
         return 0
-    frame = unpack_frame(received.data)
-    if frame.kind is not Kind.PAYLOAD:
-        raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
-    layout, descriptors = PayloadLayout.unpack(frame), received.descriptors
+    layout, descriptors = unpack(received.data), received.descriptors
     while len(descriptors) < layout.num_descriptors:
         if (received := channel.receive()) is None:
             return 0
