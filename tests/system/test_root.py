@@ -265,6 +265,7 @@ def test_an_import_that_hangs_in_the_root_is_left_to_the_loader(
     assert ids_of(once(module.load().Data)) == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_root_that_is_killed_takes_its_templates_and_they_are_replaced() -> None:
     with make_loader(datasets.Counting, kwargs={"num_samples": 400}, data_queue_size=4) as loader:
         iterator = iter(loader)
