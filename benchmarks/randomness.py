@@ -27,9 +27,8 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.slots import HeapStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
-from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
+from swift_loader.worker.spec import WorkerOptions, WorkerSpec
 
 CASES = (
     Case("plain", Rows, 256, 1000, "rows (16,) float32 that draw nothing, batch 256"),
@@ -46,19 +45,7 @@ class Building:
         dataset = case.make_dataset()
         order = OrderSettings.of(seed=1, shuffle=True, window=5 * case.batch_size, batch_size=case.batch_size)
         plan = PlanSettings(order, case.batch_size, 1, 0, Uneven.PAD, drop_last=False)
-        options = WorkerOptions(
-            dataset_class=None,
-            dataset_kwargs=None,
-            dataset=dataset,
-            collate_fn=None,
-            batch_encoder=None,
-            rng=rng,
-            on_error=OnError.RAISE,
-            validate=True,
-            start_method=StartMethod.TEMPLATE,
-            dataset_per_worker=False,
-            share=None,
-        )
+        options = WorkerOptions(dataset=dataset, rng=rng, validate=True)
         self._builder = BatchBuilder(dataset, len(dataset), WorkerSpec(options, plan), Definitions())
         self._store = HeapStore()
         self._step = 0

@@ -11,11 +11,11 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import MISSING, field, fields
 from enum import Enum
 from numbers import Integral, Real
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
 
@@ -26,26 +26,23 @@ MAX_WAIT_S = 1e6
 """Eleven days. poll(2) takes less than 2**31 ms. A longer limit counts as no limit."""
 
 _Value = TypeVar("_Value")
-_Bounds = ParamSpec("_Bounds")
 _Choice = TypeVar("_Choice", bound=Enum)
 _Group = TypeVar("_Group", bound="DataclassInstance")
 
 
-def option(
-    name: str,
-    check: Callable[Concatenate[str, Any, _Bounds], _Value],
-    *bounds: _Bounds.args,
-    **named_bounds: _Bounds.kwargs,
-) -> _Value:
-    """Return the field of a dataclass that holds the public option `name`. See `checked`."""
-    metadata = {"option": name, "check": lambda value: check(name, value, *bounds, **named_bounds)}
-    declared: _Value = field(metadata=metadata)
+def option(name: str, check: Callable[..., _Value], *bounds: Any, default: Any = MISSING) -> _Value:
+    """Return the field of a dataclass that holds the public option `name`. See `checked`.
+
+    `bounds`: further arguments of the check. `default`: for loaders that don't have the option.
+    """
+    metadata = {"option": name, "check": lambda value: check(name, value, *bounds)}
+    declared: _Value = field(default=default, metadata=metadata)
     return declared
 
 
 def checked(group: type[_Group], given: Mapping[str, Any]) -> _Group:
     """Return a group of options. `given` has the arguments of the user by public name, and maybe others."""
-    options = [one for one in fields(group) if "option" in one.metadata]  # the others have defaults
+    options = [one for one in fields(group) if one.metadata.get("option") in given]
     return group(**{one.name: one.metadata["check"](given[one.metadata["option"]]) for one in options})
 
 

@@ -6,7 +6,8 @@
     ReportOptions     trainer: what is recorded, and how many bad samples are too many
 
 Each option is one field. Its line says the internal name, the type, the public name and the check. The defaults are in
-the signature of `SwiftLoader`. DataLoader and the stages of a pipeline make `WorkerOptions` and `DeliveryOptions`, too.
+the signature of `SwiftLoader`. DataLoader and the stages of a pipeline make `WorkerOptions` and `DeliveryOptions`, too:
+what they don't have is as the field says.
 """
 
 from __future__ import annotations
@@ -357,21 +358,21 @@ class DeliveryOptions:
     worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
     in_order: bool = option("in_order", check_flag)
     max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
-    """None: chosen by `Limits`. This and the next one become `limits`."""
-    max_ready_per_worker: int | None = option("max_buffer_size", check_optional_integer, 1)
-    """None: chosen by `Limits`."""
-    thread_per_worker: bool = option("multithread", check_flag)
-    batch_decoder: Callable[[bytes], Any] | None = option("batch_decoder", check_callable)
+    """None: chosen by `Limits`. This and `max_ready_per_worker` become `limits`."""
     timeout_s: float | None = option("timeout", check_seconds)
     """How long a worker may spend on a batch that the loop waits for, before it is killed and replaced; and how long
     the loop waits for a batch that no worker has. None: no limit."""
-    stall_warning_s: float | None = option("stall_warning", check_seconds)
-    """How long a worker may spend on such a batch before there is a warning; None: no warning."""
     max_restarts: int = option("worker_restarts", check_integer, 0)
     """How many workers in a row with one id may be replaced before one of them builds a batch."""
-    max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
-    pin_memory: bool = option("pin_memory", check_flag)
-    executor: RayExecutor | None = option("executor", check_executor)
+    max_ready_per_worker: int | None = option("max_buffer_size", check_optional_integer, 1, default=None)
+    """None: chosen by `Limits`."""
+    thread_per_worker: bool = option("multithread", check_flag, default=True)
+    batch_decoder: Callable[[bytes], Any] | None = option("batch_decoder", check_callable, default=None)
+    stall_warning_s: float | None = option("stall_warning", check_seconds, default=None)
+    """How long a worker may spend on such a batch before there is a warning; None: no warning."""
+    max_on_device: int = option("max_nb_batch_on_device", check_integer, 1, default=1)
+    pin_memory: bool = option("pin_memory", check_flag, default=False)
+    executor: RayExecutor | None = option("executor", check_executor, default=None)
     """Where further workers are. They count in `num_workers`. None: all of them are on this machine."""
 
     num_local: int = 0

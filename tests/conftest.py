@@ -125,7 +125,9 @@ def _started_root() -> object:
 
         ROOTS.warm(("torch",))
         if (root := ROOTS._current) is not None:
-            wait_until(lambda: bool(root.imported or root.refusal), "the root has imported torch")
+            with suppress(Exception):  # it may have refused
+                root.call(lambda: None).result()  # after what was asked
+            wait_until(lambda: not root._asked or root.refusal is not None, "the root has imported torch")
     return _current_root()
 
 

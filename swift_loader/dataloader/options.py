@@ -33,13 +33,8 @@ DEFAULT_PREFETCH = 2
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
-_FIXED = {
-    "max_buffer_size": None,
-    "multithread": True,
-    "batch_decoder": None,
-    "max_nb_batch_on_device": 1,
-}
-"""Options of SwiftLoader's that this loader doesn't have."""
+_SAME = ("worker_type", "timeout", "stall_warning", "worker_restarts", "executor")
+"""Options that both loaders have, with one meaning."""
 
 
 def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
@@ -52,9 +47,9 @@ def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
         "worker_per_consumer": loader.num_workers,
         "data_queue_size": None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers),
         "in_order": bool(loader.in_order),
-        "pin_memory": False,  # the loop's thread does it
     }
-    delivery = checked(DeliveryOptions, {**vars(loader), **_FIXED, **translated})
+    same = {name: getattr(loader, name) for name in _SAME}
+    delivery = checked(DeliveryOptions, {**same, **translated})  # the loop's thread pins
     if delivery.uses_threads:
         _check_threads(loader)
     return delivery

@@ -65,7 +65,7 @@ def start_workers(
         raise TypeError(f"dataset is {what}; give an instance of a dataset")
     collate_fn = collate_to_send if loader.collate_fn is default_collate else loader.collate_fn
     rng = rng_of(loader) if not uses_threads else wanted_rng(loader) if is_first else Rng.NONE
-    options = WorkerOptions.of_torch(mode, loader.dataset, collate_fn, rng, method)
+    options = WorkerOptions(dataset=loader.dataset, collate_fn=collate_fn, rng=rng, start_method=method, torch=mode)
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
     try:

@@ -263,9 +263,6 @@ class CrewExecutor(Executor, Generic[AWorker]):
         for inbox in self._inboxes:
             inbox.ring()
 
-    def _send(self, worker: AWorker, task: Send) -> None:
-        worker.send(task)
-
     def carry_out(self, action: ToDo) -> list[Any]:
         """Do what the scheduler decided. See `Executor`."""
         if isinstance(action, messages.Start):
@@ -275,7 +272,7 @@ class CrewExecutor(Executor, Generic[AWorker]):
         if worker is None:  # it is being closed
             return []
         if isinstance(action, Send):
-            self._send(worker, action)
+            worker.send(action)
         elif isinstance(action, messages.Kill):
             worker.stall = action.stall.error = self._stalled(action.stall)
             if self._leaves_stalled_out:

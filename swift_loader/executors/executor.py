@@ -121,7 +121,13 @@ class WorkerExecutor(Executor):
         """Do what the scheduler decided. Returns memory of workers, see `Executor`."""
         fleet = self.fleet
         if isinstance(action, Send):
-            return self._send(action)
+            if (worker := fleet.get(action.worker)) is None:  # gone, because the loader is being closed
+                return []
+            hung = [*self._hung.get(key_of(action.work), {}).values()] if self._hung else ()
+            given_up: list[Segment] = worker.send(action, *self._sent, self._resumes, hung)
+            for inbox in self.fleet.inboxes if worker.channel.outbox else ():
+                inbox.watch_room(worker)
+            return given_up
         if isinstance(action, messages.Start):
             fleet.start_worker(action.worker_id)
             return []
@@ -145,17 +151,6 @@ class WorkerExecutor(Executor):
         elif isinstance(action, messages.Release):
             return fleet.release(worker)
         return []
-
-    def _send(self, task: Send) -> list[Segment]:
-        worker = self.fleet.get(task.worker)
-        if worker is None:  # gone, because the loader is being closed
-            return []
-        hung = [*self._hung.get(key_of(task.work), {}).values()] if self._hung else ()
-        given_up: list[Segment] = worker.send(task, *self._sent, self._resumes, hung)
-        if worker.channel.outbox:
-            for inbox in self.fleet.inboxes:
-                inbox.watch_room(worker)
-        return given_up
 
     def _note_hang(self, worker: Handle, stall: Stall) -> None:
         """Note why a worker is about to be killed, and what it is doing. Idempotent: an interrupt may repeat it."""

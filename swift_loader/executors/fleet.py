@@ -29,7 +29,7 @@ from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.messages import Event
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.messages import Failure, FailureStage, Kind, Ready, unpack_frame
+from swift_loader.transport.messages import Failure, FailureStage, unpack
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import WorkerSpec
 
@@ -143,12 +143,11 @@ class Fleet(ABC):
 
     def length_in(self, message: memoryview, who: str) -> int:
         """Return the dataset's length, as a worker says it that has built it. Raises what building raised."""
-        frame = unpack_frame(message)
-        if frame.kind is not Kind.FAILURE:
-            return Ready.unpack(frame).report.num_samples
-        failure = Failure.unpack(frame)
-        if failure.stage is FailureStage.BUILD:
-            raise self.explainer.rebuilt(failure, who, self.definitions)
+        answer = unpack(message)
+        if not isinstance(answer, Failure):
+            return int(answer.report.num_samples)
+        if answer.stage is FailureStage.BUILD:
+            raise self.explainer.rebuilt(answer, who, self.definitions)
         return 0  # its set-up has failed: only in torch mode, where the length has no meaning
 
     @property

@@ -19,7 +19,7 @@ from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
-from swift_loader.transport.messages import BuildReport, Frame, Hung, Identity, NewPlan, Ready, SegmentMade
+from swift_loader.transport.messages import BuildReport, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import NUM_BEGUN, NUM_LEFT_OUT, Segment
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.torch_worker import Resume
@@ -108,9 +108,8 @@ class Handle:
         """Return the descriptor that it owns, apart from those of its process; -1 once closed."""
         return [self.channel.fileno()]
 
-    def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
+    def note_ready(self, ready: Ready, descriptors: list[int]) -> BuildReport:
         """Attach its counters, which show its progress. Return its report on the dataset."""
-        ready = Ready.unpack(frame)
         self._length_address = ready.length_address
         self._counters = self.process.attach(COUNTERS, mmap.PAGESIZE, descriptors)
         return ready.report
@@ -200,9 +199,8 @@ class Handle:
         before, self._looked = self._looked, (self._num_answered, self.position_in_batch())
         return self._looked[1] if before == self._looked else None
 
-    def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
+    def add_segment(self, made: SegmentMade, descriptors: list[int]) -> Segment:
         """Map a segment that the worker announced, and return it."""
-        made = SegmentMade.unpack(frame)
         segment: Segment = self.process.attach(made.slot, made.nbytes, descriptors)
         self.memory.add(made.slot, segment)
         return segment
@@ -222,9 +220,9 @@ class Handle:
         self._counters = None
         return self.memory.take_segments()
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         try:
-            self.channel.post(frame)
+            self.channel.post(message)
         except OSError as error:
             if error.errno not in GONE:
                 raise

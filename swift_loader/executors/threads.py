@@ -112,6 +112,10 @@ class ThreadWorker(WorkerThread):
         """Return the position of the sample that it is fetching; None if unknown."""
         return None if self._builder is None else self._builder.counters.position_in_batch()
 
+    def send(self, task: Send) -> None:
+        """Have the thread build a batch of the plan of now, after those that it has."""
+        self.tasks.put((task, self.executor.plans.get(self.worker_id, self.executor.plan_now)))
+
     def serve(self) -> None:
         """Build batches until None comes. A task is a `Send`, and the plan of which it is; generation 0: the first."""
         keep_to_this_thread()
@@ -168,10 +172,10 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         self._dataset = dataset
         self._datasets: dict[int, Any] = {}
         """Those of the first workers, by serial number, until they have started."""
-        self._plan = NewPlan(0, spec.plan)
+        self.plan_now = NewPlan(0, spec.plan)
         """The plan of the tasks that are sent now, and from which generation on. The thread that holds the dispatch
         lock uses this and the next one."""
-        self._plans: dict[int, NewPlan] = {}
+        self.plans: dict[int, NewPlan] = {}
         """The same with where a worker's dataset continues then, by the worker's id, where that isn't its beginning."""
         self._draws = DrawWatch(self.inboxes[0], notices) if spec.options.rng is Rng.SAMPLE else None
 
@@ -238,9 +242,9 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.explainer.current = (generation, plan)
-        if plan.settings != self._plan.settings or self._spec.options.torch is not None:
-            self._plan = NewPlan(generation, plan.settings)
-            self._plans = {number: NewPlan(generation, plan.settings, at) for number, at in (resume or {}).items()}
+        if plan.settings != self.plan_now.settings or self._spec.options.torch is not None:
+            self.plan_now = NewPlan(generation, plan.settings)
+            self.plans = {number: NewPlan(generation, plan.settings, at) for number, at in (resume or {}).items()}
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on.
@@ -257,9 +261,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         self.max_free = limits.max_ready_per_worker
         for worker in self._workers.values():
             worker.slots.max_free = self.max_free
-
-    def _send(self, worker: ThreadWorker, task: Send) -> None:
-        worker.send((task, self._plans.get(worker.worker_id, self._plan)))
 
     # Words
 

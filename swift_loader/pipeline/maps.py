@@ -25,8 +25,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.scheduler.work import Work
-from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
+from swift_loader.worker.spec import WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_worker import TorchMode
 
 if TYPE_CHECKING:
@@ -111,8 +110,7 @@ def process_executor(
     `calls` is sent to the processes, and gives the result of each item. `settings`: how far ahead they may work. `plan`
     has the seed of what the function draws. `stage`: its name, for errors.
     """
-    mode = TorchMode(num_workers)
-    options = WorkerOptions.of_torch(mode, calls, as_it_is, Rng.SAMPLE, StartMethod.TEMPLATE)
+    options = WorkerOptions(dataset=calls, collate_fn=as_it_is, torch=TorchMode(num_workers))
     limits = settings.limits
     delivery = DeliveryOptions(
         num_workers=num_workers,
@@ -120,14 +118,8 @@ def process_executor(
         in_order=limits.in_order,
         max_in_flight=limits.max_in_flight,
         max_ready_per_worker=limits.max_ready_per_worker,
-        thread_per_worker=True,
-        batch_decoder=None,
         timeout_s=settings.timeout_s,
-        stall_warning_s=None,
         max_restarts=settings.max_restarts,
-        max_on_device=1,
-        pin_memory=False,
-        executor=None,
     )
     fleet = make_fleet(WorkerSpec(options, plan), delivery, StageExplainer(delivery, stage))
     return WorkerExecutor(fleet, Metrics(enabled=False), logger.debug)

@@ -459,7 +459,7 @@ class CodeEncoder(Encoder, cloudpickle.Pickler):  # type: ignore[misc] # cloudpi
         if name is None:  # made by the script
             return NotImplemented
         if name not in MAIN_MODULES and can_be_found(name):
-            return import_module, (name,)
+            return import_module, (name.encode().decode(),)  # a new string, which pickle writes out: see `modules_of`
         if self._walk is None:
             raise CodeNeeded
         return (import_module if name in MAIN_MODULES else by_value.new_module), (name,)

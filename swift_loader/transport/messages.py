@@ -1,63 +1,20 @@
-"""The messages of trainer, workers, templates and roots, as types, apart from tasks. Pure: no I/O, no clock.
+"""The messages of trainer, workers, templates and roots, apart from tasks. Pure: no I/O, no clock.
 
-`unpack` raises `ProtocolError` for a body that `pack` doesn't write.
+A message travels as the name of its class and its fields, pickled together. Unpickling is safe, because the sender is a
+process of ours on a private pipe.
 """
 
 from __future__ import annotations
 
 import pickle
-import struct
-from collections.abc import Callable
 from dataclasses import Field, dataclass, fields
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from swift_loader.errors import ProtocolError
 
 if TYPE_CHECKING:
     from swift_loader.sampling.plan import PlanSettings
-
-
-_HEAD = struct.Struct("<BI")
-"""Kind and generation. The body follows."""
-
-
-class Kind(IntEnum):
-    """The kind of a message. The comments name sender, receiver and meaning."""
-
-    PAYLOAD = 1  # trainer -> template or portable worker: build the dataset described by the attached file
-    BUILT = 2  # template -> trainer: the dataset is built
-    FORK = 3  # trainer -> template: start a worker on the attached channel; or to a fork of the root: be a template
-    FORKED = 4  # template or root -> trainer: the worker, or the template, has this pid; its pidfd is attached
-    EXITED = 5  # template or root -> trainer: that process has exited, with this code
-    BLANK = 6  # trainer -> root: import these modules, and fork a template on the attached channel
-    REFUSED = 7  # root -> trainer: no template can be forked, for this reason
-    WARMED = 8  # root -> trainer: the modules are imported
-    READY = 10  # worker -> trainer: it accepts tasks; its counters are attached
-    TASK = 12  # trainer -> worker: build this batch
-    SEGMENT = 13  # worker -> trainer: batches may be in the attached memory
-    BATCH = 14  # worker -> trainer: the batch is in that slot
-    FAILURE = 15  # worker or template -> trainer: the user's code raised
-    SKIPPED = 16  # worker -> trainer: the task belonged to an abandoned epoch
-    PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
-    SAMPLE_FAILED = 18  # worker -> trainer: this sample failed; the next batch is without it, or has another one
-    SEGMENT_GONE = 21  # worker -> trainer: no more batches will be in that memory
-    STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
-    STATE = 23  # worker -> trainer: the state of its dataset after the next batch
-    IDENTITY = 24  # trainer -> worker: which of the n workers it is
-    HUNG = 25  # trainer -> worker: a worker hung at this sample; it fails in this epoch
-
-
-_KINDS = {int(kind): kind for kind in Kind}
-
-
-class Frame(NamedTuple):
-    """A message whose body isn't unpacked yet."""
-
-    kind: Kind
-    generation: int
-    """Increases each time the loop jumps to another place; tells leftovers of an abandoned epoch from expected data."""
-    body: memoryview
 
 
 class Received(NamedTuple):
@@ -68,55 +25,40 @@ class Received(NamedTuple):
     """Owned by the caller of `receive`. Empty where the system can't send descriptors."""
 
 
-def pack_frame(kind: Kind, body: bytes = b"", generation: int = 0) -> bytes:
-    """Return the bytes of a message."""
-    return _HEAD.pack(kind, generation) + body
+_CLASSES: dict[str, Any] = {}
+"""By name."""
 
 
-def unpack_frame(data: memoryview) -> Frame:
-    """Return the message in `data`. Its body is a view of `data`. Raises `ProtocolError` if it is of no known kind."""
-    if len(data) < _HEAD.size or data[0] not in _KINDS:
-        raise ProtocolError(f"a message of {len(data)} bytes that begins with {bytes(data[:8])!r} is of no known kind")
-    kind, generation = _HEAD.unpack_from(data)
-    return Frame(_KINDS[kind], generation, data[_HEAD.size :])
-
-
-# How a message's body is written: its fields, pickled together. Pure.
-#
-# Unpickling is safe, because the sender is a process of ours on a private pipe.
-
-_Body = TypeVar("_Body")
-_Message = TypeVar("_Message", bound="PickledBody")
-
-
-def unpacked(kind: Callable[..., _Body], frame: Frame) -> _Body:
-    """Return the message of this kind in a frame.
-
-    Raises `ProtocolError` if the body isn't a pickle of as many fields, or the class refuses the values.
-    """
-    try:
-        return kind(*pickle.loads(frame.body))
-    except Exception as error:  # pickle raises all sorts
-        text = f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes"
-        raise ProtocolError(text) from error
-
-
-class PickledBody:
-    """Base of a dataclass whose fields are pickled together."""
+class Message:
+    """Base of a dataclass that can be sent."""
 
     __slots__ = ()
-
-    KIND: ClassVar[Kind]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(self.KIND, pickle.dumps(tuple(getattr(self, field.name) for field in fields(self))))
+    def __init_subclass__(cls) -> None:
+        _CLASSES[cls.__name__] = cls
 
-    @classmethod
-    def unpack(cls: type[_Message], frame: Frame) -> _Message:
-        """Return the message in a frame. See `unpacked`."""
-        return unpacked(cls, frame)
+    def pack(self) -> bytes:
+        """Return the bytes of the message."""
+        return packed(type(self).__name__, *(getattr(self, field.name) for field in fields(self)))
+
+
+def packed(name: str, *values: Any) -> bytes:
+    """Return the bytes of a message of this class with these fields."""
+    return pickle.dumps((name, *values), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(data: memoryview | bytes) -> Any:
+    """Return the message in `data`.
+
+    Raises `ProtocolError` if it isn't a pickle of as many fields, or the class refuses the values.
+    """
+    try:
+        name, *values = pickle.loads(data)
+        return _CLASSES[name](*values)
+    except Exception as error:  # pickle raises all sorts
+        text = f"a message of {len(data)} bytes that begins with {bytes(data[:8])!r} is malformed"
+        raise ProtocolError(text) from error
 
 
 # What a process reports about the dataset that it has built. Pure.
@@ -156,10 +98,8 @@ class FailureStage(str, Enum):
 
 
 @dataclass(slots=True)
-class NewPlan(PickledBody):
+class NewPlan(Message):
     """Sets the plan for the tasks of this generation and later ones."""
-
-    KIND = Kind.PLAN
 
     generation: int
     settings: PlanSettings
@@ -170,10 +110,8 @@ class NewPlan(PickledBody):
 
 
 @dataclass(slots=True)
-class Hung(PickledBody):
+class Hung(Message):
     """Names a sample at which a worker was killed. It fails in this epoch, so that it is left out or replaced."""
-
-    KIND = Kind.HUNG
 
     epoch: int
     index: Any
@@ -185,10 +123,8 @@ class Hung(PickledBody):
 
 
 @dataclass(slots=True)
-class Identity(PickledBody):
+class Identity(Message):
     """The first message to a worker that has to tell the dataset which one it is."""
-
-    KIND = Kind.IDENTITY
 
     worker_id: int
     num_workers: int
@@ -198,20 +134,23 @@ class Identity(PickledBody):
 
 
 @dataclass(slots=True)
-class StreamEnded(PickledBody):
-    """The worker's shard of the stream had no batch left for its oldest task."""
+class Skipped(Message):
+    """The worker's oldest task belonged to an abandoned epoch."""
 
-    KIND = Kind.STREAM_ENDED
+    generation: int
+
+
+@dataclass(slots=True)
+class StreamEnded(Message):
+    """The worker's shard of the stream had no batch left for its oldest task."""
 
     generation: int
     sequence: int
 
 
 @dataclass(slots=True)
-class State(PickledBody):
+class State(Message):
     """The state of the worker's dataset after the batch that is announced next."""
-
-    KIND = Kind.STATE
 
     snapshot: bytes
     """A `worker.torch_worker.Snapshot`, packed."""
@@ -246,20 +185,16 @@ class Batch(NamedTuple):
     """How long that took; 0: not measured."""
 
     def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.BATCH, pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL), self.generation)
+        """Return the bytes of the message."""
+        return packed("Batch", *self)
 
-    @classmethod
-    def unpack(cls, frame: Frame) -> Batch:
-        """Return the batch in a frame. See `unpacked`."""
-        return unpacked(cls, frame)
+
+_CLASSES["Batch"] = Batch
 
 
 @dataclass(slots=True)
-class Ready(PickledBody):
+class Ready(Message):
     """The worker accepts tasks; the descriptor of its counters is attached."""
-
-    KIND = Kind.READY
 
     length_address: int
     """Address in the worker's memory of a 64-bit word: the number of samples fetched for the current batch."""
@@ -268,29 +203,23 @@ class Ready(PickledBody):
 
 
 @dataclass(slots=True)
-class SegmentMade(PickledBody):
+class SegmentMade(Message):
     """The worker made a slot; the descriptor of its memory is attached."""
-
-    KIND = Kind.SEGMENT
 
     slot: int
     nbytes: int
 
 
 @dataclass(slots=True)
-class SegmentGone(PickledBody):
+class SegmentGone(Message):
     """The worker has unmapped a free slot and won't use it again: the trainer should unmap it, too."""
-
-    KIND = Kind.SEGMENT_GONE
 
     slot: int
 
 
 @dataclass(slots=True)
-class Failure(PickledBody):
+class Failure(Message):
     """The user's code raised."""
-
-    KIND = Kind.FAILURE
 
     generation: int
     sequence: int
@@ -306,10 +235,8 @@ class Failure(PickledBody):
 
 
 @dataclass(slots=True)
-class SampleFailed(PickledBody):
+class SampleFailed(Message):
     """A sample of the next announced batch failed, and isn't in the batch."""
-
-    KIND = Kind.SAMPLE_FAILED
 
     position: int
     """The sample's planned position in the batch."""
@@ -322,10 +249,8 @@ class SampleFailed(PickledBody):
 
 
 @dataclass(slots=True)
-class Blank(PickledBody):
+class Blank(Message):
     """Asks to import modules and to fork a template. Without a channel attached, it asks for the imports only."""
-
-    KIND = Kind.BLANK
 
     serial: int
     """The number of the request."""
@@ -333,19 +258,15 @@ class Blank(PickledBody):
 
 
 @dataclass(slots=True)
-class Warmed(PickledBody):
+class Warmed(Message):
     """The modules of a request without a channel are imported."""
-
-    KIND = Kind.WARMED
 
     serial: int
 
 
 @dataclass(slots=True)
-class Refused(PickledBody):
+class Refused(Message):
     """Says why there is no fork. The root forks no more."""
-
-    KIND = Kind.REFUSED
 
     serial: int
     is_stale: bool
@@ -354,23 +275,19 @@ class Refused(PickledBody):
 
 
 @dataclass(slots=True)
-class Built(PickledBody):
+class Built(Message):
     """The template has built the dataset. Says whether workers share it or each builds its own."""
 
-    KIND = Kind.BUILT
-
     report: BuildReport
-    forkable: bool
-    """False: each worker needs its own interpreter."""
     reason: str
-    """Why the dataset isn't shared, or why the template can't be forked; for the log. Empty if it is shared."""
+    """Why the dataset isn't shared; for the log. Empty if it is shared."""
+    is_odd: bool
+    """Whether the reason are threads, or what importing modules opened, of which the user is warned."""
 
 
 @dataclass(slots=True)
-class Fork(PickledBody):
+class Fork(Message):
     """Asks for a worker; its channel is attached."""
-
-    KIND = Kind.FORK
 
     worker: int
     in_place: bool
@@ -378,20 +295,16 @@ class Fork(PickledBody):
 
 
 @dataclass(slots=True)
-class Forked(PickledBody):
+class Forked(Message):
     """A worker was forked; its pidfd is attached."""
-
-    KIND = Kind.FORKED
 
     worker: int
     pid: int
 
 
 @dataclass(slots=True)
-class Exited(PickledBody):
+class Exited(Message):
     """A forked worker is gone and reaped."""
-
-    KIND = Kind.EXITED
 
     worker: int
     exit_code: int

@@ -25,7 +25,7 @@ from swift_loader.runtime import handled_signals
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.channel import explaining_limits
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
-from swift_loader.transport.messages import Kind, PickledBody
+from swift_loader.transport.messages import Message
 from swift_loader.transport.reducers import Inherited, handing_over
 from swift_loader.transport.segments import Segment, capacity_for, new_file
 
@@ -99,10 +99,8 @@ def _usual_threads() -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadLayout(PickledBody):
+class PayloadLayout(Message):
     """Announces a payload, whose descriptor is attached: the sizes of its parts in bytes, in the order of the file."""
-
-    KIND = Kind.PAYLOAD
 
     total_nbytes: int
     bulk_nbytes: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.messages import Frame, Kind, PickledBody, pack_frame
+from swift_loader.transport.messages import Message, packed
 
 # The dataset indices of a batch as an array. Pure.
 
@@ -43,10 +43,8 @@ class LostKeys:
 
 
 @dataclass(slots=True)
-class Task(PickledBody):
+class Task(Message):
     """Asks for one batch."""
-
-    KIND: ClassVar = Kind.TASK
 
     generation: int
     sequence: int
@@ -54,9 +52,9 @@ class Task(PickledBody):
     epoch: int
     step: int
     indices: Any = None
-    """What a sampler chose: a list of dataset indices, an `IndexArray` of them that `unpack` returns as a list, other
-    keys of the dataset, or a single key. None: the worker computes the indices from its plan, `epoch` and `step`.
-    `LostKeys` if they couldn't be sent."""
+    """What a sampler chose: a list of dataset indices, an `IndexArray` of them that arrives as a list, other keys of
+    the dataset, or a single key. None: the worker computes the indices from its plan, `epoch` and `step`. `LostKeys` if
+    they couldn't be sent."""
     released: Sequence[int] = ()
     """Slots whose batches the user has dropped: the worker may write to them again."""
     retired: Sequence[int] = ()
@@ -65,24 +63,21 @@ class Task(PickledBody):
     """Which batch of the worker's shard of a stream, see `StreamWork`. None: the batch isn't of a stream."""
 
     def pack(self) -> bytes:
-        """Return the frame. This is on the hot path, so the fields are listed."""
+        """Return the bytes of the message. This is on the hot path, so the fields are listed."""
         keys, is_array = self.indices, type(self.indices) is IndexArray
         chosen = keys.values.astype("<i8").tobytes() if is_array else None if keys is None else _pickled(keys)
         # Keys are pickled apart: what goes wrong with them is an error of their batch.
-        fields = self.sequence, self.epoch, self.step, (chosen, is_array), self.released, self.retired, self.turn
-        return pack_frame(Kind.TASK, pickle.dumps((self.generation, *fields), pickle.HIGHEST_PROTOCOL), self.generation)
+        where = self.generation, self.sequence, self.epoch, self.step
+        return packed("Task", *where, (chosen, is_array), self.released, self.retired, self.turn)
 
-    @classmethod
-    def unpack(cls, frame: Frame) -> Task:
-        """Return the task in a frame."""
-        task = super(Task, cls).unpack(frame)
+    def rebuild_keys(self) -> None:
+        """Rebuild the keys, once, of a task that has arrived."""
         try:
-            chosen, is_array = task.indices
-            task.indices = np.frombuffer(chosen, "<i8").tolist() if is_array else chosen and pickle.loads(chosen)
+            chosen, is_array = self.indices
+            self.indices = np.frombuffer(chosen, "<i8").tolist() if is_array else chosen and pickle.loads(chosen)
         except Exception as error:
             reason = f"the keys of a batch can't be rebuilt in the worker: {type(error).__name__}: {error}"
-            task.indices = LostKeys(reason)
-        return task
+            self.indices = LostKeys(reason)
 
 
 def _pickled(keys: Any) -> bytes:

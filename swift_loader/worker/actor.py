@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.messages import NO_SLOT, Batch, Frame, Identity, Kind, Ready, Received, unpack_frame
+from swift_loader.transport.messages import NO_SLOT, Batch, Identity, Ready, Received, unpack
 from swift_loader.transport.payload import Payload
 from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, PrivateSlots
 from swift_loader.worker.build import ThreadUsage
@@ -34,7 +34,7 @@ class Reply(NamedTuple):
     """What a call gives."""
 
     messages: list[bytes]
-    """Frames, in the order sent."""
+    """In the order sent."""
     memory: NDArray[np.uint8] | None
     """The bulk data of the batch that the last message announces. None: there is none."""
 
@@ -93,7 +93,7 @@ class BatchActor:
         return Location(os.getpid(), socket.gethostname(), machine_id())
 
     def start(self, given: ActorPayload, serial: int, identity: Identity | None) -> Reply:
-        """Build the dataset. Answers READY or FAILURE.
+        """Build the dataset. Answers `Ready` or `Failure`.
 
         `identity`: which of the n workers it is, for a dataset that must know.
         """
@@ -124,13 +124,13 @@ class BatchActor:
         while loop.has_tasks:
             loop.do_next()
         sent = self._channel.take_sent()
-        return Reply(sent, self._memory_of(unpack_frame(memoryview(sent[-1]))) if sent else None)
+        return Reply(sent, self._memory_of(unpack(sent[-1])) if sent else None)
 
-    def _memory_of(self, frame: Frame) -> NDArray[np.uint8] | None:
-        if frame.kind is not Kind.BATCH or (batch := Batch.unpack(frame)).slot == NO_SLOT:
+    def _memory_of(self, message: object) -> NDArray[np.uint8] | None:
+        if not isinstance(message, Batch) or message.slot == NO_SLOT:
             return None
-        self._lent = batch.slot
-        return self._slots.array(batch.slot)[: batch.used_nbytes]
+        self._lent = message.slot
+        return self._slots.array(message.slot)[: message.used_nbytes]
 
     # The thread that answers requests
 

@@ -25,7 +25,7 @@ from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.failpoints import failpoint
-from swift_loader.transport.messages import Batch, Kind, Received
+from swift_loader.transport.messages import Batch, Received
 from swift_loader.transport.payload import Environment, Payload
 from swift_loader.transport.segments import NUM_BEGUN, Segment, capacity_for
 from swift_loader.transport.slots import RecycledSlots
@@ -101,7 +101,7 @@ class TaskLoop:
         return bool(self._queue)
 
     def serve(self) -> None:
-        """Answer the tasks in the order received, each with a batch, a failure, STREAM_ENDED or SKIPPED."""
+        """Answer the tasks in the order received, each with a `Batch`, `Failure`, `StreamEnded` or `Skipped`."""
         while self.refill(wait=True):
             self.do_next()
 
@@ -111,7 +111,7 @@ class TaskLoop:
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
         if task.generation < newest:
-            self._channel.send(messages.pack_frame(Kind.SKIPPED, generation=task.generation))
+            self._channel.send(messages.Skipped(task.generation).pack())
         else:
             answer = self._answer(task).pack()
             failpoint("worker.after-commit")
@@ -136,25 +136,23 @@ class TaskLoop:
             self._take_in(received)
 
     def _take_in(self, received: Received) -> None:
-        frame = messages.unpack_frame(received.data)
+        message = messages.unpack(received.data)
         for descriptor in received.descriptors:
             os.close(descriptor)
-        if frame.kind is Kind.PLAN:
-            self._plans.append(messages.NewPlan.unpack(frame))
-            return
-        if frame.kind is Kind.HUNG:
-            hung = messages.Hung.unpack(frame)
-            self._builder.hung[hung.epoch, hung.index] = hung
-            return
-        if frame.kind is not Kind.TASK:
-            raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
-        task = Task.unpack(frame)
-        for slot in task.released:
-            self._slots.release(slot)
-        for slot in task.retired:
-            self._slots.retire(slot)
-        self._queue.append(task)
-        failpoint("worker.received")
+        if isinstance(message, Task):
+            message.rebuild_keys()
+            for slot in message.released:
+                self._slots.release(slot)
+            for slot in message.retired:
+                self._slots.retire(slot)
+            self._queue.append(message)
+            failpoint("worker.received")
+        elif isinstance(message, messages.NewPlan):
+            self._plans.append(message)
+        elif isinstance(message, messages.Hung):
+            self._builder.hung[message.epoch, message.index] = message
+        else:
+            raise ProtocolError(f"a worker was sent {type(message).__name__}")
 
     def _answer(self, task: Task) -> Batch | messages.Failure | messages.StreamEnded:
         try:
@@ -196,7 +194,7 @@ learns nothing if the user has set its limits (MALLOC_*, GLIBC_TUNABLES). Nor do
 
 
 class DatasetBuilder:
-    """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
+    """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► READ."""
 
     @classmethod
     def of(cls, payload: Payload) -> DatasetBuilder:
@@ -256,9 +254,8 @@ class DatasetBuilder:
         self._num_samples = length_of(self._dataset, self.spec.options.torch)
 
     def drop(self) -> None:
-        """Drop the dataset, and the payload's instance if there was one."""
-        self._dataset = self._spec = None
-        self.definitions = Definitions()
+        """Drop the dataset."""
+        self._dataset = None
 
     def report(self) -> messages.BuildReport:
         """Return the report about the dataset, with the checksums of some samples.
@@ -344,7 +341,7 @@ class DatasetBuilder:
         received = channel.receive()
         if received is None:
             raise BrokenPipeError
-        identity = messages.Identity.unpack(messages.unpack_frame(received.data))
+        identity = messages.unpack(received.data)
         if identity.num_kept:
             self._kept = options.torch.kept[identity.worker_id]
         options.torch.kept.clear()  # the others' parts

@@ -27,10 +27,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from swift_loader.errors import ProtocolError, SharedMemoryFull
+from swift_loader.errors import SharedMemoryFull
 from swift_loader.runtime import LoaderThread
 from swift_loader.transport.failpoints import failpoint
-from swift_loader.transport.messages import FailureStage, Kind, Ready, Received, SegmentMade, unpack_frame
+from swift_loader.transport.messages import FailureStage, Ready, Received, SegmentMade, unpack
 from swift_loader.transport.payload import Payload, PayloadLayout
 from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import UNKNOWN_ADDRESS, CounterWriter, Segment, capacity_for
@@ -84,10 +84,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
     received = link.tasks.receive()
     if received is None:
         return 0
-    frame = unpack_frame(received.data)
-    if frame.kind is not Kind.PAYLOAD:
-        raise ProtocolError(f"a worker was sent {frame.kind.name} instead of PAYLOAD")
-    layout = PayloadLayout.unpack(frame)
+    layout: PayloadLayout = unpack(received.data)
     memory = np.empty(layout.total_nbytes, np.uint8)
     if not link.tasks.receive_long(memory):
         return 0

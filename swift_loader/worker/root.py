@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import Blank, Frame, Refused, Warmed
+from swift_loader.transport.messages import Blank, Refused, Warmed
 from swift_loader.worker.process import ForkHazards, StackDumper, importing, reset_signals, run_and_exit
 from swift_loader.worker.template import ForkServer, be_template, set_up
 from swift_loader.worker.torch_worker import set_num_threads
@@ -90,8 +90,7 @@ class _Root(ForkServer):
         super().__init__(channel)
         self._stamps = SourceStamps()
 
-    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
-        request = Blank.unpack(frame)
+    def _take(self, request: Blank, descriptors: list[int]) -> bool:
         channels = [Channel.from_descriptor(descriptor) for descriptor in descriptors]
         is_stale = self._stamps.are_stale()
         reason = "the source of a module has changed" if is_stale else self._import(request.modules, channels)

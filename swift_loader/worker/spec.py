@@ -54,44 +54,26 @@ def _check_rng(name: str, value: Any) -> Rng:
 class WorkerOptions:
     """How a batch is made: from which dataset, with which functions. One of the groups in options.py."""
 
-    dataset_class: Callable[..., Any] | None = option("dataset_class", _as_given)
+    dataset_class: Callable[..., Any] | None = option("dataset_class", _as_given, default=None)
     """Returns the dataset; None: `dataset` is given."""
-    dataset_kwargs: Mapping[str, Any] | None = option("dataset_kwargs", _copied)
-    dataset: Any = option("dataset", _as_given)
-    collate_fn: Callable[[list[Any]], Any] | None = option("collate_fn", check_callable)
-    batch_encoder: Callable[[Any], bytes] | None = option("batch_encoder", check_callable)
-    rng: Rng = option("rng", _check_rng)
-    on_error: OnError = option("on_error", check_choice, OnError)
-    validate: bool = option("validate", check_flag)
+    dataset_kwargs: Mapping[str, Any] | None = option("dataset_kwargs", _copied, default=None)
+    dataset: Any = option("dataset", _as_given, default=None)
+    collate_fn: Callable[[list[Any]], Any] | None = option("collate_fn", check_callable, default=None)
+    batch_encoder: Callable[[Any], bytes] | None = option("batch_encoder", check_callable, default=None)
+    rng: Rng = option("rng", _check_rng, default=Rng.SAMPLE)
+    on_error: OnError = option("on_error", check_choice, OnError, default=OnError.RAISE)
+    validate: bool = option("validate", check_flag, default=False)
     """Whether starting waits for the first batch, and each build reports the checksums of some samples."""
-    start_method: StartMethod = option("start_method", check_choice, StartMethod)
-    dataset_per_worker: bool = option("dataset_per_worker", check_flag)
+    start_method: StartMethod = option("start_method", check_choice, StartMethod, default=StartMethod.TEMPLATE)
+    dataset_per_worker: bool = option("dataset_per_worker", check_flag, default=False)
     """True: each worker builds its own dataset after the fork."""
-    share: Callable[[Any], Any] | None = option("shared", _as_given)
+    share: Callable[[Any], Any] | None = option("shared", _as_given, default=None)
     """Replaces the long lists of a dataset, and returns it; None: they stay."""
     torch: TorchMode | None = None
     """How to do as torch's DataLoader does; None in SwiftLoader. No public option."""
 
     def __post_init__(self) -> None:
         _check_dataset(self.dataset_class, self.dataset_kwargs, self.dataset)
-
-    @classmethod
-    def of_torch(cls, mode: TorchMode, dataset: Any, collate_fn: Any, rng: Rng, method: StartMethod) -> WorkerOptions:
-        """Return those of workers that do as torch's. Checks nothing but the dataset."""
-        return cls(
-            dataset_class=None,
-            dataset_kwargs=None,
-            dataset=dataset,
-            collate_fn=collate_fn,
-            batch_encoder=None,
-            rng=rng,
-            on_error=OnError.RAISE,
-            validate=False,
-            start_method=method,
-            dataset_per_worker=False,
-            share=None,
-            torch=mode,
-        )
 
     @property
     def modules(self) -> tuple[str, ...]:

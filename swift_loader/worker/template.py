@@ -2,27 +2,22 @@
 
 It is single-threaded and owns no exclusive resource; that makes forking it safe. It checks whether that holds:
 
-* If importing the dataset's modules left open descriptors or threads, or building the dataset left threads, nothing is
-  forked. Each worker is a separate interpreter, and keeps the dataset that it has built.
-* If building the dataset opened descriptors (an HDF5 file, a database), the fallback takes over: a fork from before the
-  build. Each worker builds its own dataset. A dataset that is an instance has no fallback, because it isn't built here.
-  If its `__len__` opens something, nothing is forked.
+* If importing the dataset's modules or building it left open descriptors (an HDF5 file, a database) or threads, nothing
+  is forked. Each worker is a template of its own, and keeps the dataset that it has built. In a fork of the trainer,
+  the dataset is dropped, and each worker builds its own.
 * Otherwise workers are forks that share the dataset.
 
-So the constructor runs once in each process that builds the dataset. The kernel kills the template when the trainer
-ends, and the workers when the template ends, whatever state they are in.
+The kernel kills the template when the trainer ends, and the workers when the template ends, whatever state they are in.
 
     trainer ──PAYLOAD──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
-                         └─ fork ─► fallback                             └─ fork ─► worker ◄──channel──► trainer
+                                                                         └─ fork ─► worker ◄──channel──► trainer
 """
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import select
-import signal
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -33,8 +28,8 @@ from swift_loader.errors import ProtocolError
 from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import failpoint
-from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, Frame, Kind, unpack_frame
-from swift_loader.transport.payload import Payload, PayloadLayout
+from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, unpack
+from swift_loader.transport.payload import Payload
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
@@ -45,7 +40,6 @@ from swift_loader.worker.process import (
     end_group,
     finish_multiprocessing,
     flush_streams,
-    fork_quietly,
     lead_group,
     reset_multiprocessing,
     reset_signals,
@@ -92,13 +86,13 @@ class ForkServer:
                     has_trainer = False
                 elif is_wanted:
                     received = self._channel.receive()
-                    if received is None or not self._take(unpack_frame(received.data), received.descriptors):
+                    if received is None or not self._take(unpack(received.data), received.descriptors):
                         is_wanted = False
                         self._poll.unregister(descriptor)
         for pid in (*(pid for _, pid in self._children.values()), *self._strays.values()):
             end_group(pid)
 
-    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
+    def _take(self, request: Any, descriptors: list[int]) -> bool:
         """Do what the trainer asks for. Return False to refuse this and all that comes later."""
         raise NotImplementedError
 
@@ -184,49 +178,30 @@ class Template(ForkServer):
         return True
 
     def _build(self, streams: ForkHazards) -> int:
-        """Build the dataset, report whether it can be shared, and serve or let the fallback serve."""
+        """Build the dataset, report whether it can be shared, and serve."""
         builder, dumper, options = self._builder, self._stack_dumper, self._builder.spec.options
-        imported = ForkHazards.settled([self._channel.fileno(), *dumper.descriptors], dumper.thread_ids)
-        unforkable = _why_unforkable(options.start_method, imported, streams)
-        fallback = None
-        may_open_files = options.dataset is None or options.dataset_per_worker  # an instance exists already
-        if may_open_files and not unforkable:
-            dumper.stop()  # the process must have a single thread when it is forked
-            fallback = FallbackTemplate.fork()
-            if fallback is None:
-                return self._serve()
-            dumper.start()
+        own = [self._channel.fileno(), *dumper.descriptors]
+        imported = ForkHazards.settled(own, dumper.thread_ids)
         if not self._tries(builder.build):
-            if fallback is not None:
-                fallback.end(takes_over=False)
             return 0
-        own = [self._channel.fileno(), *dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
         built = ForkHazards.settled(own, dumper.thread_ids)
         if options.start_method is StartMethod.FORK:
             built = replace(built, threads=imported.threads)  # as with any fork of the trainer, threads stay behind
-        reason = unforkable or built.beyond(imported, "building it")
+        imports = _why_unforkable(options.start_method, imported, streams)
+        reason = imports or built.beyond(imported, "building it")
         reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
-        if fallback is not None and reason and not built.threads:
-            dumper.stop()
-            failpoint("template.built")
-            self._channel.send(Built(builder.report_length(), forkable=True, reason=reason).pack())
-            builder.drop()
-            gc.collect()
-            self._channel.close()
-            return _follow(fallback.end(takes_over=True))
-        if fallback is not None:
-            # The dataset is shared; or it left threads, which would run on here if the fallback served.
-            fallback.end(takes_over=False)
-        return self._report(reason)
+        return self._report(reason, is_odd=bool(imports or built.threads - imported.threads))
 
-    def _report(self, reason: str) -> int:
-        """Report the dataset, and serve. `reason`: why it can't be shared; empty if it is."""
+    def _report(self, reason: str, *, is_odd: bool = False) -> int:
+        """Report the dataset, and serve. See `Built`."""
         builder = self._builder
         self._stack_dumper.stop()
         failpoint("template.built")
         builder.is_shared = not reason
         report = builder.report_length() if reason else builder.report()
-        self._channel.send(Built(report, forkable=not reason, reason=reason).pack())
+        if reason and builder.spec.options.start_method is StartMethod.FORK:
+            builder.drop()  # only this process can be forked, so its workers build their own after it has built one
+        self._channel.send(Built(report, reason, is_odd).pack())
         return self._serve()
 
     def _serve(self) -> int:
@@ -244,10 +219,9 @@ class Template(ForkServer):
 
     # Serving ----------------------------------------------------------------------------------------------------------
 
-    def _take(self, frame: Frame, descriptors: list[int]) -> bool:
-        if frame.kind is not Kind.FORK or not descriptors:
-            raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
-        request = Fork.unpack(frame)
+    def _take(self, request: Any, descriptors: list[int]) -> bool:
+        if not isinstance(request, Fork) or not descriptors:
+            raise ProtocolError(f"a template was sent {type(request).__name__} instead of Fork")
         channel = Channel.from_descriptor(descriptors[0])
         failpoint("template.fork-requested")
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
@@ -276,59 +250,6 @@ class Template(ForkServer):
         if self._builder.spec.options.start_method is StartMethod.FORK:
             finish_multiprocessing()  # the trainer may read from a queue of the dataset's
         return 0
-
-
-_GO, _END = b"1", b"0"
-
-
-class FallbackTemplate:
-    """The template's handle of a fork of it, made before it builds the dataset, which waits for an instruction.
-
-    Only building the dataset shows whether it can be shared: the constructor may open files or start threads. The
-    fallback has imported the dataset's modules and done nothing else. So workers forked from it can each build their
-    own dataset, and the constructor runs once per process.
-    """
-
-    def __init__(self, pid: int, go: int) -> None:
-        self._pid = pid
-        self._go = go
-        """The pipe's end to write the instruction to; owned."""
-
-    @classmethod
-    def fork(cls) -> FallbackTemplate | None:
-        """Fork this process, the template. Return the handle.
-
-        In the fork, block; return None if it must take over. If it isn't needed, the fork exits.
-        """
-        template = os.getpid()
-        wait, go = os.pipe()
-        flush_streams()  # else the fallback would print the buffers' content once more
-        with explaining_starts("a process"):
-            pid = fork_quietly()
-        if pid:
-            os.close(wait)
-            return cls(pid, go)
-        die_with_parent(template)
-        os.close(go)
-        if os.read(wait, 1) != _GO:
-            os._exit(0)
-        os.close(wait)
-        return None
-
-    def fileno(self) -> int:
-        """Return the descriptor of the pipe. It is open in the template as long as the fallback waits."""
-        return self._go
-
-    def end(self, *, takes_over: bool) -> int:
-        """Let the fallback take over, or end it: the dataset is shared, or the template can't be forked.
-
-        Blocks until it has ended. Returns its exit code.
-        """
-        # Closing the pipe isn't enough: a process started by the dataset may hold it open.
-        os.write(self._go, _GO if takes_over else _END)
-        os.close(self._go)
-        _, status = os.waitpid(self._pid, 0)
-        return os.waitstatus_to_exitcode(status)
 
 
 def main() -> NoReturn:
@@ -383,10 +304,7 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     received = channel.receive()
     if received is None:
         return 0
-    frame = unpack_frame(received.data)
-    if frame.kind is not Kind.PAYLOAD:
-        raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
-    layout, descriptors = PayloadLayout.unpack(frame), received.descriptors
+    layout, descriptors = unpack(received.data), received.descriptors
     while len(descriptors) < layout.num_descriptors:
         if (received := channel.receive()) is None:
             return 0
@@ -402,13 +320,3 @@ def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: F
     if start_method is StartMethod.TEMPLATE:
         return imported.beyond(streams, "importing its modules")
     return "start_method='spawn'" if start_method is StartMethod.SPAWN else ""
-
-
-def _follow(exit_code: int) -> int:
-    """End the same way as the fallback did, because the trainer sees only this process."""
-    if exit_code < 0:
-        faulthandler.disable()
-        with suppress(OSError):  # SIGKILL has no handler to reset
-            signal.signal(-exit_code, signal.SIG_DFL)
-        os.kill(os.getpid(), -exit_code)
-    return exit_code

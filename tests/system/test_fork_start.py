@@ -230,7 +230,7 @@ def takes_lock(_: Any, index: int) -> int:
     return index
 
 
-@pytest.mark.parametrize("place", ["sample", "template"])
+@pytest.mark.parametrize("place", [pytest.param("sample", marks=pytest.mark.slow), "template"])
 def test_a_fork_that_waits_for_ever_is_replaced_by_an_interpreter(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForkWatch, "proof_s", 0.1)
     dataset: Any = Held({}, takes_lock)

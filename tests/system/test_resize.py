@@ -250,6 +250,7 @@ def test_before_the_start_it_is_the_option_that_changes(prepares: bool) -> None:
         assert sorted(ids_of(loader)) == list(range(100))
 
 
+@pytest.mark.slow
 def test_a_resize_while_another_thread_starts_the_loader_counts_or_is_refused() -> None:
     def switching(frame: Any, event: str, argument: Any) -> Any:  # lets the other thread run at each line
         os.sched_yield()

@@ -99,9 +99,14 @@ def root_pid() -> int:
     return root._process.pid
 
 
-def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
+@pytest.mark.parametrize("is_of_script", [False, True])
+def test_a_module_is_imported_once_for_all_loaders(is_of_script: bool, module: Module) -> None:
     module.write()
     data_class = module.load().Data
+    if is_of_script:
+        methods = f"__len__ = lambda self: 8; __getitem__ = lambda self, index: {module.name}.Data()[index]"
+        exec(f"import {module.name}\nclass Data: {methods}", script := {"__name__": "__main__"})
+        data_class = script["Data"]
     for _ in range(3):
         assert ids_of(once(data_class)) == list(range(8))
     assert module.num_imports() == 1
@@ -260,6 +265,7 @@ def test_an_import_that_hangs_in_the_root_is_left_to_the_loader(
     assert ids_of(once(module.load().Data)) == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_root_that_is_killed_takes_its_templates_and_they_are_replaced() -> None:
     with make_loader(datasets.Counting, kwargs={"num_samples": 400}, data_queue_size=4) as loader:
         iterator = iter(loader)

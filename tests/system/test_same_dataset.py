@@ -330,7 +330,7 @@ def test_a_constructor_runs_once_in_each_process(
 
 
 @pytest.mark.parametrize(
-    ("options", "num_builds", "num_imports"), [exhaustive("", 1, 1), exhaustive("spawn", 3, 3), ("own", 4, 1)]
+    ("options", "num_builds", "num_imports"), [exhaustive("", 1, 1), exhaustive("spawn", 3, 3), ("own", 3, 1)]
 )
 def test_what_modules_and_constructors_print_comes_once_per_import_and_build(
     options: str, num_builds: int, num_imports: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,7 +91,7 @@ def test_in_completion_order_each_sample_comes_once(workers: int, tmp_path: Path
     [
         pytest.param("template", marks=needs_template),
         "all workers",
-        pytest.param("template and a worker", marks=needs_template),
+        pytest.param("template and a worker", marks=[needs_template, pytest.mark.slow]),
     ],
 )
 def test_idle_processes_that_are_killed_are_replaced(victims: str) -> None:
@@ -154,7 +154,7 @@ def test_a_new_worker_follows_the_plan_that_a_loaded_state_brought(tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("start_method", [START_METHOD, exhaustive("spawn")])
+@pytest.mark.parametrize("start_method", ["fork", exhaustive("spawn"), exhaustive("template")])
 def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: str, tmp_path: Path) -> None:
     class DiesInWorkers(datasets.Counting):
         def __init__(self, num_samples: int) -> None:
@@ -173,7 +173,7 @@ def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: 
                 process.kill()
         with pytest.raises(WorkerDied, match="exited with code 7") as caught:
             list(loader)
-    if start_method != "spawn":
+    if start_method == "fork":
         assert "3 workers in a row with this id have ended without a result (worker_restarts=2)" in str(caught.value)
         assert (tmp_path / "deaths").read_text() == "xx"
 
@@ -244,7 +244,7 @@ def test_a_batch_is_not_blamed_for_a_worker_that_died_before_it_began_it() -> No
 # Workers that hang ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["hangs", pytest.param("is stopped", marks=needs_template)])
+@pytest.mark.parametrize("how", ["hangs", pytest.param("is stopped", marks=[needs_template, pytest.mark.slow])])
 @pytest.mark.parametrize("in_order", [True, exhaustive(False)])
 @pytest.mark.filterwarnings("ignore:.*is replaced:swift_loader.SwiftLoaderWarning")
 @pytest.mark.filterwarnings("ignore:no worker is ready:swift_loader.SwiftLoaderWarning")  # on a busy machine
@@ -344,6 +344,7 @@ def test_a_loop_that_is_away_for_long_is_no_stall() -> None:
         assert len(ids_of(iterator)) == 92
 
 
+@pytest.mark.slow
 def test_a_slow_worker_with_a_queue_is_no_stall_as_long_as_each_batch_is_in_time() -> None:
     kwargs: dict[str, Any] = {"num_samples": 6, "seconds": 0.5}
     with make_loader(datasets.Slow, kwargs=kwargs, workers=1, batch_size=1, timeout=2, validate=False) as loader:
@@ -484,6 +485,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_cases", ["1", exhaustive("4")])
 def test_a_stop_of_the_trainer_or_of_all_is_no_stall(num_cases: str, tmp_path: Path) -> None:
     assert run_script(STOPPED, num_cases, via="-c", folder=tmp_path) == "right\n"

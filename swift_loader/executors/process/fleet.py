@@ -186,7 +186,8 @@ class TemplateFleet(Fleet):
 
     def run(self) -> None:
         """Start the first workers; see `Fleet`."""
-        if self.notice and self.spec.options.start_method is StartMethod.TEMPLATE and not self.starter.are_forkable:
+        first = self.starter.first
+        if first is not None and first.is_odd and self.spec.options.start_method is StartMethod.TEMPLATE:
             warn(
                 f"the workers are fresh interpreters, which take longer to start and more memory than forks, because "
                 f"{self.notice}. Open files and start threads in __getitem__. If this is meant, give "

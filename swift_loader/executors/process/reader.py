@@ -20,7 +20,7 @@ from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, Rea
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
-from swift_loader.transport.messages import Batch, BuildReport, Kind, Received, unpack_frame
+from swift_loader.transport.messages import Batch, BuildReport, Received, unpack
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 
@@ -141,37 +141,35 @@ class MessageReader:
         `inbox` gets the exception of a signal handler that interrupted the decoding of a batch. Raises `ProtocolError`
         if the message is invalid.
         """
-        frame = unpack_frame(received.data)
-        match frame.kind:
-            case Kind.BATCH:
-                return self.read_batch(worker, Batch.unpack(frame), inbox)
-            case Kind.SEGMENT:
-                segment = worker.add_segment(frame, received.descriptors)
+        match message := unpack(received.data):
+            case Batch():
+                return self.read_batch(worker, message, inbox)
+            case messages.SegmentMade():
+                segment = worker.add_segment(message, received.descriptors)
                 if self.page_lock is not None:
                     self.page_lock.lock(segment)
-            case Kind.SEGMENT_GONE:
-                worker.memory.drop(messages.SegmentGone.unpack(frame).slot)
-            case Kind.STATE:
-                worker.state = messages.State.unpack(frame).snapshot
-            case Kind.READY:
-                return self._read_ready(worker, worker.note_ready(frame, received.descriptors))
-            case Kind.SAMPLE_FAILED:
-                failed = messages.SampleFailed.unpack(frame)
-                generation, sequence = failed.failure.generation, failed.failure.sequence
+            case messages.SegmentGone():
+                worker.memory.drop(message.slot)
+            case messages.State():
+                worker.state = message.snapshot
+            case messages.Ready():
+                return self._read_ready(worker, worker.note_ready(message, received.descriptors))
+            case messages.SampleFailed():
+                generation, sequence = message.failure.generation, message.failure.sequence
                 if self._explainer.is_needed(generation) and worker.tasks:
-                    failure = self._explainer.sample_failure(failed, worker)
+                    failure = self._explainer.sample_failure(message, worker)
                     return SampleFailed(worker.serial, generation, sequence, failure)
-            case Kind.FAILURE:
-                return self._read_failure(worker, messages.Failure.unpack(frame))
-            case Kind.SKIPPED:
+            case messages.Failure():
+                return self._read_failure(worker, message)
+            case messages.Skipped():
                 worker.note_answer()
-                return Skipped(worker.serial, frame.generation)
-            case Kind.STREAM_ENDED:
-                ended = messages.StreamEnded.unpack(frame)
+                return Skipped(worker.serial, message.generation)
+            case messages.StreamEnded():
                 worker.note_answer()
-                return StreamEnded(worker.serial, ended.generation, ended.sequence)
+                return StreamEnded(worker.serial, message.generation, message.sequence)
             case _:
-                raise ProtocolError(f"{self._explainer.who(worker)} sent an unexpected message: {frame.kind.name}")
+                who = self._explainer.who(worker)
+                raise ProtocolError(f"{who} sent an unexpected message: {type(message).__name__}")
         return None
 
     def _read_ready(self, worker: Handle, report: BuildReport) -> Event:

@@ -19,6 +19,7 @@ import subprocess
 import threading
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.executors.fleet import or_killed, stop_processes
@@ -27,7 +28,7 @@ from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.template import ServerLaunch, ServerProcess
 from swift_loader.runtime import Answer
 from swift_loader.transport.channel import Channel, duplicate, explaining_limits
-from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Frame, Kind, Refused, Warmed
+from swift_loader.transport.messages import Blank, Exited, Fork, Forked, Refused, Warmed
 from swift_loader.worker.process import has_greenlets, is_importing
 
 SWITCH = "SWIFT_LOADER_ROOT"
@@ -115,8 +116,6 @@ class Root(LoopThread):
         self.conditions = conditions
         self.refusal: RootRefused | None = None
         """Why it forks no more. Written once, by its thread."""
-        self.imported: frozenset[str] = frozenset()
-        """The modules that it was asked to import, and has imported. Replaced by its thread."""
         self._launch = launch
         self._process: ServerProcess | None = None
         self._num_requests = 0
@@ -210,8 +209,8 @@ class Root(LoopThread):
     def take_in(self, source: ServerProcess) -> None:
         """Take in what its process has sent, or that it has ended, and its templates with it."""
         try:
-            for frame, _ in source.messages():
-                self._note(frame)
+            for message, _ in source.messages():
+                self._note(message)
         except ProtocolError as error:
             self._refuse(RootRefused(str(error)))
             source.kill()
@@ -224,28 +223,23 @@ class Root(LoopThread):
             importing = [modules for modules, _ in self._asked.values()]
             self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
-    def _note(self, frame: Frame) -> None:
-        if frame.kind is Kind.FORKED:
-            forked = Forked.unpack(frame)
-            modules, blank = self._asked.pop(forked.worker)
-            self.imported |= set(modules)
+    def _note(self, message: Any) -> None:
+        if isinstance(message, Forked):
+            _, blank = self._asked.pop(message.worker)
             assert blank is not None
-            self._templates[forked.worker] = blank
-            blank.answer(forked.pid)
-        elif frame.kind is Kind.EXITED:
-            exited = Exited.unpack(frame)
-            self._templates.pop(exited.worker).ended.give(exited.exit_code)
-        elif frame.kind is Kind.WARMED:
-            modules, *_ = self._asked.pop(Warmed.unpack(frame).serial)
-            self.imported |= set(modules)
-        elif frame.kind is Kind.REFUSED:
-            refused = Refused.unpack(frame)
-            modules, *_ = self._asked[refused.serial]
-            self._refuse(RootRefused(refused.reason, () if refused.is_stale else modules))
+            self._templates[message.worker] = blank
+            blank.answer(message.pid)
+        elif isinstance(message, Exited):
+            self._templates.pop(message.worker).ended.give(message.exit_code)
+        elif isinstance(message, Warmed):
+            del self._asked[message.serial]
+        elif isinstance(message, Refused):
+            modules, _ = self._asked[message.serial]
+            self._refuse(RootRefused(message.reason, () if message.is_stale else modules))
             if self._process is not None:
                 self._process.end_requests()
         else:
-            raise ProtocolError(f"a root sent an unexpected message: {frame.kind.name}")
+            raise ProtocolError(f"a root sent an unexpected message: {type(message).__name__}")
 
     def _retire(self) -> None:
         self.refusal = self.refusal or RootRefused("it was retired")

@@ -1,7 +1,7 @@
 """Starts the templates of one loader, which hold the dataset, and the workers that are made from them.
 
-Usually there is one template, and all workers are its forks. If the dataset's modules leave threads behind, or with
-`start_method="spawn"`, each worker is an interpreter that was a template first. A template that died is replaced by
+Usually there is one template, and all workers are its forks. If the dataset can't be shared, or with
+`start_method="spawn"`, each worker was a template first. A template that died is replaced by
 another one with the same payload.
 """
 
@@ -146,7 +146,8 @@ class Starter(LoopThread):
     @property
     def are_forkable(self) -> bool:
         """Whether workers are forks of one template."""
-        return self._start_method is not StartMethod.SPAWN and self.first is not None and self.first.forkable
+        is_shared = self._start_method is StartMethod.TEMPLATE and self.first is not None and not self.first.reason
+        return self.forks_trainer or is_shared
 
     def is_current(self) -> bool:
         """Return whether new templates would build the same. The dataset or the environment may have changed.
@@ -359,7 +360,7 @@ class Starter(LoopThread):
         if (built := self._wait_built(template)) is not None:
             who = f"another template process (pid {template.pid})"
             self._fleet.datasets.compare(built.report, who)
-            if self.are_forkable and not built.forkable:
+            if self.are_forkable and built.reason:
                 raise DatasetMismatch(
                     f"{who} can't be forked, unlike the first one: {built.reason}. Each build of the dataset must open "
                     f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"

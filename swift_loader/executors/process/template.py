@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
+from typing import Any
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.environment import SET_BY_LIBRARIES, Launch
@@ -31,7 +32,7 @@ from swift_loader.transport.channel import (
     open_pidfd,
     out_of_descriptors_error,
 )
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Frame, Kind, unpack_frame
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, unpack
 from swift_loader.transport.segments import Segment, read_word
 from swift_loader.worker.process import end_group
 
@@ -304,14 +305,14 @@ class ServerProcess(PidfdProcess):
         except (BrokenPipeError, ConnectionResetError):
             self.is_gone = True
 
-    def messages(self) -> Iterator[tuple[Frame, list[int]]]:
+    def messages(self) -> Iterator[tuple[Any, list[int]]]:
         """Yield all messages that it has sent, with their descriptors, and note if it is gone. Doesn't block.
 
         Raises `ProtocolError` if one is invalid.
         """
         try:
             while (received := self._channel.receive(wait=False)) is not None:
-                yield unpack_frame(received.data), received.descriptors
+                yield unpack(received.data), received.descriptors
         except BlockingIOError:
             if not self.has_ended:
                 return
@@ -399,22 +400,18 @@ class TemplateProcess(ServerProcess):
         for process in self._unclaimed.values():
             process.close()
 
-    def note(self, frame: Frame, descriptors: list[int]) -> None:
+    def note(self, message: Any, descriptors: list[int]) -> None:
         """Take in one of its messages."""
-        if frame.kind is Kind.FORKED and len(descriptors) == 1:
-            forked = Forked.unpack(frame)
-            diagnostics = self._requested.pop(forked.worker)
-            self._unclaimed[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, diagnostics)
-        elif frame.kind is Kind.EXITED:
-            exited = Exited.unpack(frame)
-            process = self._workers.get(exited.worker) or self._unclaimed.get(exited.worker)
+        if isinstance(message, Forked) and len(descriptors) == 1:
+            serial, diagnostics = message.worker, self._requested.pop(message.worker)
+            self._unclaimed[serial] = WorkerProcess(serial, message.pid, descriptors[0], self, diagnostics)
+        elif isinstance(message, Exited):
+            process = self._workers.get(message.worker) or self._unclaimed.get(message.worker)
             if process is not None:  # else it was replaced before this message came
-                process.exit_code = exited.exit_code
-        elif frame.kind is Kind.BUILT:
-            self.answer = Built.unpack(frame)
-        elif frame.kind is Kind.FAILURE:
-            self.answer = Failure.unpack(frame)
+                process.exit_code = message.exit_code
+        elif isinstance(message, (Built, Failure)):
+            self.answer = message
         else:
             raise ProtocolError(
-                f"a template sent an unexpected message: {frame.kind.name} with {len(descriptors)} descriptors"
+                f"a template sent an unexpected message: {type(message).__name__} with {len(descriptors)} descriptors"
             )

@@ -28,7 +28,7 @@ from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.runtime import raise_interrupt
 from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
-from swift_loader.transport.messages import Batch, Kind, Received, unpack_frame
+from swift_loader.transport.messages import Batch, NewPlan, Received, unpack
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Location, Reply, machine_id
 
@@ -106,7 +106,7 @@ class Actor:
         Raises `BrokenPipeError` if Ray can't call the actor any more.
         """
         self._kept.append(message)
-        if unpack_frame(memoryview(message)).kind is Kind.PLAN:
+        if isinstance(unpack(message), NewPlan):
             return
         kept, self._kept = self._kept, []
         with self._connection.held() as is_open:
@@ -285,11 +285,9 @@ class ActorHandle(Handle):
 
     def _in_our_time(self, message: bytes) -> memoryview:
         """Return a message in which a batch of another machine, which has another clock, ends when it is here."""
-        frame = unpack_frame(memoryview(message))
         where: Location | None = self.process.where
-        if frame.kind is not Kind.BATCH or where is None or where.machine == _HERE:
+        if where is None or where.machine == _HERE or not isinstance(batch := unpack(message), Batch):
             return memoryview(message)
-        batch = Batch.unpack(frame)
         began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
         return memoryview(batch._replace(began_ns=began_ns, meta=bytes(batch.meta)).pack())
 

@@ -59,7 +59,7 @@ class Rank:
 
 
 @given(data=st.data(), num_samples=st.integers(1, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_run_delivers_the_order_without_the_rows_through_resumes_with_other_ranks(
     data: st.DataObject, num_samples: int
 ) -> None:

@@ -45,7 +45,7 @@ def rows_of(mix: Mix, order: OrderSettings, begin: int, end: int) -> list[tuple[
 
 
 @given(data=st.data(), order=st.sampled_from(ORDERS), cut=st.integers(0, NUM_POSITIONS))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_each_source_is_visited_epoch_by_epoch_and_without_what_is_excluded(
     data: st.DataObject, order: OrderSettings, cut: int
 ) -> None:
