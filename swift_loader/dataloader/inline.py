@@ -52,6 +52,8 @@ class InlineEpoch(Epoch):
         self._num_fetched = self._num_skipped = 0
         """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
         self._skipped: set[int] = set()
+        self._drawn: Drawn | None = None
+        """What the next batch is made of, if an interrupt came while it was fetched."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
         self._metrics = metrics
@@ -148,12 +150,13 @@ class InlineEpoch(Epoch):
         return batch
 
     def take(self) -> Delivery:
-        """Return the next batch. An interrupt comes out of the user's code, as with torch."""
+        """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
-        while (drawn := self.draws.next()) is not None and drawn.step in self._skipped:
+        while (drawn := self._drawn or self.draws.next()) is not None and drawn.step in self._skipped:
             self._num_skipped += 1
             self._sampler_state = drawn.sampler_state
+        self._drawn = drawn
         if drawn is None:
             self.end()
             raise StopIteration
@@ -166,6 +169,9 @@ class InlineEpoch(Epoch):
             self.end()
             raise
         except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._drawn = None
             where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
             noted(error, where if self._index is None else f"{where}, dataset index {self._index}")
             self._num_fetched += 1
@@ -175,6 +181,7 @@ class InlineEpoch(Epoch):
         step = self._num_fetched if self._is_stream else drawn.step
         num_samples = len(drawn.keys) if self._batches else 1
         self._metrics.note_inline(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
+        self._drawn, self.is_whole = None, False
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
