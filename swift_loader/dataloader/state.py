@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import random
 import zlib
 from collections.abc import Mapping
@@ -411,6 +412,24 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None
     """Set generators to states, by name."""
     for name, state in states.items():
         (generators[name].setstate if name == "python" else generators[name].set_state)(state)
+
+
+def pack_generator(generator: Any) -> str:
+    """Return the state of a generator of torch, NumPy or `random` as text."""
+    if isinstance(generator, torch.Generator):
+        return pack_bytes(generator.get_state().numpy().tobytes())
+    is_of_numpy = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if is_of_numpy else generator.__getstate__()
+    return pack_bytes(json.dumps(state, default=np.ndarray.tolist).encode())
+
+
+def set_generator(generator: Any, packed: str) -> None:
+    """Set a generator to the state that `pack_generator` returned."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(as_torch(packed))
+    else:
+        state = json.loads(_unpacked(packed))
+        generator.__setstate__((state[0], tuple(state[1]), state[2]) if isinstance(state, list) else state)
 
 
 @lru_cache(maxsize=16)  # Accelerate asks for the state after each batch, and most generators stay as they are

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -568,6 +569,82 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
         torch.set_rng_state(generator)
         following = [batch.tolist() for _ in range(2) for batch in resumed]
         assert following[:5] == found[num_found : num_found + 5], num_found
+
+
+class Shuffled(Sampler[int]):
+    """Draws from a generator that it holds, under some name."""
+
+    def __init__(self, generator: Any) -> None:
+        self.rngs, self.indices = {"order": [generator]}, list(range(100_000))
+
+    def __iter__(self) -> Iterator[int]:
+        (rng,) = self.rngs["order"]
+        if isinstance(rng, torch.Generator):
+            return iter(torch.randperm(12, generator=rng).tolist())
+        return iter(rng.sample(range(12), 12) if isinstance(rng, random.Random) else rng.permutation(12).tolist())
+
+
+@pytest.mark.parametrize(
+    "make_generator",
+    [
+        torch.Generator,
+        lambda: random.Random(3),
+        lambda: np.random.RandomState(3),
+        lambda: np.random.default_rng(3),
+        lambda: np.random.Generator(np.random.MT19937(3)),
+        lambda: np.random.Generator(np.random.Philox(3)),
+    ],
+    ids=["torch", "random", "RandomState", "PCG64", "MT19937", "Philox"],
+)
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_sampler_with_a_generator_of_its_own_is_drawn_again_in_any_epoch(
+    make_generator: Callable[[], Any], is_over: bool
+) -> None:
+    numbers: Any = range(12)
+    loaders: list[Any] = [DataLoader(numbers, 3, sampler=Shuffled(make_generator())) for _ in range(2)]
+    list(loaders[0])
+    iterator = iter(loaders[0])
+    for _ in iterator if is_over else range(2):
+        next(iterator, None)
+    loaders[1].load_state_dict(json.loads(json.dumps(loaders[0].state_dict())))
+    rest = [plain(batch) for batch in iterator]
+    if not is_over:
+        assert [plain(batch) for batch in loaders[1]] == rest
+    assert [plain(batch) for batch in loaders[1]] == [plain(batch) for batch in loaders[0]]
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, "handler"])
+def test_without_workers_an_interrupted_batch_comes_again(interrupt: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    class Interrupted(Numbers):
+        is_due = True
+
+        def __getitem__(self, index: int) -> Any:
+            if self.is_due and index == 10:
+                self.is_due = False
+                if interrupt is KeyboardInterrupt:
+                    raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGUSR1)
+            return index
+
+    datasets: Any = Interrupted(), Numbers()
+    loaders: list[Any] = [DataLoader(dataset, 3) for dataset in datasets]
+    iterator, found = iter(loaders[0]), list[Any]()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises((KeyboardInterrupt, TimeoutError)):
+            found += (plain(batch) for batch in iterator)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    states, rest = [loaders[0].state_dict()], [plain(next(iterator))]
+    states.append(loaders[0].state_dict())
+    rest += [plain(batch) for batch in iterator]
+    assert rest[0] == [9, 10, 11]
+    for num_taken, state in enumerate(states):
+        loaders[1].load_state_dict(state)
+        assert [plain(batch) for batch in loaders[1]] == rest[num_taken:]
 
 
 def test_an_empty_state_changes_nothing() -> None:
