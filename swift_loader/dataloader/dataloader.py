@@ -20,7 +20,7 @@ from swift_loader.dataloader.draws import Draws, before_first, epoch_of, take_or
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
-from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes
+from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
 from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
 from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
@@ -332,6 +332,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if hangs is not None and resume is not None:
             self._leave_forks(hangs)
             check_resumes(self, resume)  # somebody may have called `resize`
+        if resume is not None and not resume.is_stream and needs_its_workers(self, resume):
+            self._wanted.appendleft(self.num_workers)  # from the next epoch on, as after `resize`
+            self.num_workers = resume.num_workers
         number = 0
         if self._latest is not None:
             number = self._latest.number + 1

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from swift_loader.batch.digests import difference
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
@@ -336,7 +337,8 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
     """Check that a loader can continue at a position. Raises `StateMismatch` if it can't.
 
     The position of a sampler, or in a stream that the loader shares out, suits any number of workers; that in another
-    stream only the same. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
+    stream only the same. The states of a map-style dataset need as many workers as they are of, see
+    `needs_its_workers`. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
     """
     if position.draws.begins_epoch or not position.num_yielded:
         return
@@ -354,12 +356,13 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
             f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is over"
         )
     is_free = num_sharing and position.next_batch is not None
-    if is_stream and position.num_workers != loader.num_workers and not is_free:
+    is_kept = loader.num_workers and position.num_workers and loader.executor is None and not is_stream
+    if not is_kept and not is_free and needs_its_workers(loader, position):
+        reason = "share out an IterableDataset by their number" if is_stream else "have datasets in different states"
         raise StateMismatch(
             f"the state was saved with num_workers={position.num_workers} in the middle of an epoch, but this loader "
-            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, so its "
-            f"position can't be carried over. Give num_workers={position.num_workers}, or change it where an epoch is "
-            f"over"
+            f"has num_workers={loader.num_workers}. The workers {reason}, so its position can't be carried over. Give "
+            f"num_workers={position.num_workers}, or change it where an epoch is over"
         )
     here, saved = batching_of(loader), batching if isinstance(batching, Mapping) else {}
     counts_batches = not is_stream or num_sharing or not all(one.has_state for one in position.workers)
@@ -371,6 +374,20 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
                 f"{name}={here[name]!r}. The state counts batches, which are others here. Give the former one, or "
                 f"change it where an epoch is over. A ShuffleBatchSampler can continue with another batch size"
             )
+
+
+def needs_its_workers(loader: Any, position: LoaderPosition) -> bool:
+    """Return whether only as many workers as saved a position can continue there, and the loader has another number.
+
+    So it is in a stream, and with a map-style dataset whose states aren't that of the loader's dataset as it is now.
+    """
+    if position.num_workers == loader.num_workers or position.draws.begins_epoch:
+        return False
+    states = [one.dataset_state for one in position.workers if one.dataset_state is not None]
+    if position.is_stream or not states:
+        return position.is_stream
+    here = loader.dataset.state_dict() if is_stateful(loader.dataset) else None
+    return {position.num_workers, loader.num_workers} != {0, 1} and any(difference(one, here) for one in states)
 
 
 def _sharing(num_ranks: int) -> str:

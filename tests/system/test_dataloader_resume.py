@@ -294,6 +294,28 @@ def test_a_state_in_the_middle_of_a_stream_is_refused_elsewhere(saved: Make, loa
     assert isinstance(other.state_dict(), dict)
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (2, 1), (0, 2), (2, 0)])
+def test_states_of_workers_are_not_lost_with_another_number_of_them(before: int, after: int) -> None:
+    def make(num_workers: int) -> Any:
+        dataset: Any = Remembering()
+        return DataLoader(dataset, 20, num_workers=num_workers)
+
+    loader, other = make(before), make(after)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    if {before, after} == {0, 2}:
+        with pytest.raises(
+            StateMismatch, match=f"num_workers={before} in .* has num_workers={after}. .* different states"
+        ):
+            other.load_state_dict(state)
+        return
+    other.load_state_dict(state)
+    assert [plain(batch) for batch in other] == [plain(batch) for batch in iterator]
+    assert other.num_workers == after
+
+
 @pytest.mark.parametrize("num_stops", [1, exhaustive(15)])
 def test_out_of_order_nothing_is_lost_or_repeated(num_stops: int) -> None:
     seen: list[int] = []
