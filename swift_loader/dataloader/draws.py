@@ -48,7 +48,7 @@ from swift_loader.samplers.base import ResumableSampler, chain_of
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
-from swift_loader.worker.stream import is_stateful
+from swift_loader.worker.torch_worker import is_stateful
 
 _NOTHING = object()
 

@@ -31,7 +31,7 @@ from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import SAVES_NONE, KeyedSamples
 from swift_loader.worker.seeding import Rng, preserved_generators
-from swift_loader.worker.torch_worker import StreamShard, TorchMode
+from swift_loader.worker.torch_worker import StreamShard, TorchMode, is_stateful
 
 
 class InlineEpoch(Epoch):
@@ -68,7 +68,7 @@ class InlineEpoch(Epoch):
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
         if begins_epoch and stream.is_huggingface(given):
             stream.forget_state(given)
-        elif saved.dataset_state is not None and stream.is_stateful(given) and (begins_epoch or shard is None):
+        elif saved.dataset_state is not None and is_stateful(given) and (begins_epoch or shard is None):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
             if begins_epoch and saved.has_ended:
                 stream.settle(given, iter(given), saved.dataset_state)
@@ -207,7 +207,7 @@ class InlineEpoch(Epoch):
             return WorkerSnapshot(next_batch=None if shared is None else shared.turn)
         try:
             if not self._is_stream:
-                return WorkerSnapshot(dataset.state_dict() if stream.is_stateful(dataset) else None)
+                return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
             if shared is not None:
                 return replace(WorkerSnapshot.of(shared.snapshot()), next_batch=shared.turn)
             iterator = self._fetcher.dataset_iter

@@ -24,8 +24,8 @@ from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType,
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
-from swift_loader.worker.stream import is_huggingface, is_stateful
-from swift_loader.worker.torch_worker import StreamShard
+from swift_loader.worker.stream import is_huggingface
+from swift_loader.worker.torch_worker import StreamShard, is_stateful
 
 DEFAULT_PREFETCH = 2
 """torch's default, with which this loader chooses how many batches are in flight."""

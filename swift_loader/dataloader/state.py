@@ -41,8 +41,7 @@ from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
 from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
-from swift_loader.worker.stream import is_stateful
-from swift_loader.worker.torch_worker import Resume, Snapshot
+from swift_loader.worker.torch_worker import Resume, Snapshot, is_stateful
 
 SamplerState = tuple[Any, Any]
 """The states of a sampler and of its iterator. None: this one has none."""

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
-from swift_loader.checks import can_call_without_arguments
 from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -28,7 +28,7 @@ from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.task import IndexArray, LostKeys, Task
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
-from swift_loader.worker.torch_worker import Resume, Snapshot, TorchIdentity, TorchMode
+from swift_loader.worker.torch_worker import Resume, Snapshot, TorchIdentity, TorchMode, is_stateful
 
 
 class OnError(str, Enum):
@@ -339,6 +339,10 @@ POSITION_BITS = 32
 """Of a position's 64 bits, those that number the samples of a batch. The others number the batches."""
 
 
+_LARGE_STATE = 1 << 16
+"""A state of more bytes may be the data itself, as a TensorDict's. While it stays the same, it is sent once, and looked
+at after 1, 2, 4, ... batches."""
+
 SAVES_NONE = "saving the dataset's state failed; snapshot_every_n_steps=0 saves none"
 """A note of an error of its `state_dict`."""
 
@@ -358,14 +362,17 @@ class KeyedSamples(Samples):
         `seed`: the base seed that the generators were seeded with. `worker` None: nothing here is a worker.
         """
         # A batch that is built twice would change the dataset's state twice.
-        self._saves = can_call_without_arguments(getattr(dataset, "state_dict", None))
+        self._saves = is_stateful(dataset)
         super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and self._saves))
         self._dataset = dataset
         self._mode = mode
         self._seed = seed
         self._worker = worker
         self._get_items: Any = getattr(dataset, "__getitems__", None) if mode.auto_collation else None
-        self._num_batches = 0
+        self._num_batches = self._save_at = self._distance = 0
+        """How many batches there were, at which number the state is due, and how many came between the last two."""
+        self._digests: list[bytes] | None = None
+        """Of the leaves of the last state, if it is large."""
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:  # noqa: ARG002
         """Use another base seed from now on. Continue with the dataset's saved state, if there is one.
@@ -375,7 +382,7 @@ class KeyedSamples(Samples):
         self._seed = plan.order.seed
         if self._worker is not None:
             self._worker.use_seed(self._seed)
-        self._num_batches = 0
+        self._num_batches, self._save_at, self._digests = 0, 0, None
         snapshot = Resume.unpack(resume).snapshot if resume is not None else None
         if snapshot is None:
             return
@@ -412,11 +419,17 @@ class KeyedSamples(Samples):
             raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
         self._num_batches += 1
         every = self._mode.snapshot_every
-        if every and self._saves and not (self._num_batches - 1) % every:
+        if every and self._saves and self._num_batches >= self._save_at:
             try:
                 worker_id = 0 if self._worker is None else self._worker.worker_id
                 state = self._dataset.state_dict()
-                self.state = Snapshot(self._num_batches, dataset=state, worker_id=worker_id).pack()
+                packed = Snapshot(self._num_batches, dataset=state, worker_id=worker_id).pack()
+                is_large = len(packed) > _LARGE_STATE
+                before, self._digests = self._digests, [digest_of(one) for _, one in leaves_of(state) if is_large]
+                stays = is_large and before == self._digests
+                self.state = None if stays else packed
+                self._distance = 2 * self._distance if stays else every
+                self._save_at = self._num_batches + self._distance
             except Exception as error:
                 raise BuildError(FailureStage.SAVE) from noted(error, SAVES_NONE)
         return Fetched(fetched, (), len(listed))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.collate import use_in_default_collate
+from swift_loader.checks import can_call_without_arguments
 from swift_loader.transport.segments import Segment, SegmentPool
 from swift_loader.worker.process import be_child
 from swift_loader.worker.seeding import Rng
@@ -163,6 +164,18 @@ def limited_threads(number: int) -> Iterator[None]:
     finally:
         if before != number:
             torch.set_num_threads(before)
+
+
+def is_stateful(thing: Any) -> bool:
+    """Return whether an object is `Stateful`, also by `__getattr__`, which `isinstance` doesn't see everywhere.
+
+    Not if its `state_dict` needs arguments, which only a loader of its own package knows, or is that of every
+    `torch.nn.Module`: its weights.
+    """
+    torch: Any = sys.modules.get("torch")
+    is_of_weights = torch is not None and getattr(type(thing), "state_dict", None) is torch.nn.Module.state_dict
+    can_load = hasattr(thing, "load_state_dict") and not is_of_weights
+    return can_load and can_call_without_arguments(getattr(thing, "state_dict", None))
 
 
 # A worker, as the dataset sees it -------------------------------------------------------------------------------------

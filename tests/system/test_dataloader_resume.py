@@ -9,7 +9,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -314,6 +314,70 @@ def test_states_of_workers_are_not_lost_with_another_number_of_them(before: int,
     other.load_state_dict(state)
     assert [plain(batch) for batch in other] == [plain(batch) for batch in iterator]
     assert other.num_workers == after
+
+
+class Weights(torch.nn.Module):
+    """A dataset that is a module: what it gives is its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("numbers", torch.arange(20_000))
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.get_buffer("numbers")[index])
+
+
+class WeightsStream(Weights, IterableDataset[int]):
+    """The same as a stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self.__getitem__, range(20))
+
+
+@pytest.mark.parametrize("dataset", [Weights(), WeightsStream()], ids=["map", "stream"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}], ids=["inline", "thread"])
+def test_the_weights_of_a_module_are_no_place_in_it(dataset: Any, options: dict[str, Any]) -> None:
+    loaders: list[Any] = [DataLoader(dataset, 2, **options) for _ in range(2)]
+    iterator = iter(loaders[0])
+    for _ in range(4):
+        next(iterator)
+    state = loaders[0].state_dict()
+    assert len(json.dumps(state)) < 20_000
+    loaders[1].load_state_dict(state)
+    assert [plain(batch) for batch in loaders[1]] == [plain(batch) for batch in iterator]
+
+
+class Bulk(Numbers):
+    """Its state is large, and changes with one sample only."""
+
+    num_had = 0
+    asked: ClassVar[list[int]] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.num_had += index == 50
+        return index + self.num_had
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked.append(self.num_had)
+        return {"num_had": self.num_had, "bulk": bytes(100_000)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_had = state["num_had"]
+
+
+def test_a_large_state_that_stays_the_same_is_asked_for_ever_more_rarely() -> None:
+    Bulk.asked.clear()
+    datasets: Any = Bulk(), Bulk()
+    loaders: list[Any] = [DataLoader(one, 1, num_workers=1, worker_type="thread", rng=None) for one in datasets]
+    iterator = iter(loaders[0])
+    for _ in range(100):
+        next(iterator)
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert [plain(batch) for batch in loaders[1]] == [plain(batch) for batch in iterator] == [[101], [102], [103]]
+    assert 2 < len(Bulk.asked) < 30
 
 
 @pytest.mark.parametrize("num_stops", [1, exhaustive(15)])
