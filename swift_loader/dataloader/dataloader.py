@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
-from swift_loader.dataloader.draws import Draws, before_first, epoch_of, take_order
+from swift_loader.dataloader.draws import Draws, before_first, take_order
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
@@ -33,7 +33,7 @@ from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.worker.torch_worker import StreamShard
+from swift_loader.worker.torch_worker import StreamShard, epoch_of
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)
 

@@ -48,7 +48,7 @@ from swift_loader.samplers.base import ResumableSampler, chain_of
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
-from swift_loader.worker.torch_worker import is_stateful
+from swift_loader.worker.torch_worker import epoch_of, is_stateful
 
 _NOTHING = object()
 
@@ -412,16 +412,6 @@ class SamplerSource:
         finally:
             for sampler, epoch in zip(having, before, strict=True):
                 sampler.set_epoch(epoch)
-
-
-def epoch_of(thing: Any) -> int | None:
-    """Return the epoch of a sampler or dataset. None if `set_epoch` doesn't set one.
-
-    A shuffled order depends on it. After a restart, Fabric and Accelerate count epochs from 0 again, and a Lightning
-    Trainer calls `set_epoch` after `iter`, so a state keeps the epochs of what it describes.
-    """
-    epoch = getattr(thing, "epoch", None) if hasattr(thing, "set_epoch") else None
-    return epoch if isinstance(epoch, int) else None
 
 
 # Whether a loader draws the rest of an epoch in the same order as the one that saved the state -----------------------

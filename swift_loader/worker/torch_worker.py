@@ -178,6 +178,16 @@ def is_stateful(thing: Any) -> bool:
     return can_load and can_call_without_arguments(getattr(thing, "state_dict", None))
 
 
+def epoch_of(thing: Any) -> int | None:
+    """Return the epoch of a sampler or dataset. None if `set_epoch` doesn't set one.
+
+    A shuffled order depends on it. After a restart, Fabric and Accelerate count epochs from 0 again, and a Lightning
+    Trainer calls `set_epoch` after `iter`, so a state keeps the epochs of what it describes.
+    """
+    epoch = getattr(thing, "epoch", None) if hasattr(thing, "set_epoch") else None
+    return epoch if isinstance(epoch, int) else None
+
+
 # A worker, as the dataset sees it -------------------------------------------------------------------------------------
 
 
