@@ -371,21 +371,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed
         draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed)
-        if workers is None or not workers.close.alive:
-            workers = self._start(shard, draws.begun.base_seed)
+        while workers is None or not workers.close.alive:
+            try:
+                workers = start_workers(self, shard, self._pool, draws.begun.base_seed, is_first=self._latest is None)
+            except ForkHangs as error:
+                self._leave_forks(error)
         if self.persistent_workers:
             self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
             return IndexEpoch(self, draws, workers, resume, carried)
         return StreamEpoch(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
-
-    def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
-        """Start workers with a base seed, as the loader is now."""
-        while True:
-            try:
-                return start_workers(self, shard, self._pool, base_seed, is_first=self._latest is None)
-            except ForkHangs as error:
-                self._leave_forks(error)
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""

@@ -34,7 +34,6 @@ from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.slots import HeapStore, SlotStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import Epochs
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec, length_of
 from swift_loader.worker.stream import StreamEnd
@@ -56,21 +55,18 @@ class LocalBuilder:
         who: str,
         store: SlotStore,
         identity: TorchIdentity | None = None,
-        epochs: Epochs | None = None,
     ) -> None:
         """Prepare to build batches.
 
         `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
         torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
         the batches, for the causes of errors. `store` has the memory of the batches; the builder alone uses it.
-        `identity` and `epochs`: see `BatchBuilder`. No identity: in the loop's thread.
+        `identity`: see `BatchBuilder`. None: in the loop's thread.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
-        self._builder = BatchBuilder(
-            dataset, num_samples, spec, self._definitions, identity, epochs=epochs, has_handlers=True
-        )
+        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
         self._metrics = metrics
         self._who, self._rank, self._is_worker = who, rank_in(spec), identity is not None
         self._plan = Plan.of(num_samples, spec.plan)

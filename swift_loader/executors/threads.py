@@ -221,8 +221,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             metrics=self._metrics,
             who=self.explainer.who(worker),
             store=worker.slots,
-            identity=TorchThread(worker.worker_id),
-            epochs=None if spec.options.dataset_per_worker else self._epochs,
+            identity=TorchThread(worker.worker_id, None if spec.options.dataset_per_worker else self._epochs),
         )
 
     def watching(self) -> AbstractContextManager[None]:

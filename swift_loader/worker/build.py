@@ -28,11 +28,11 @@ from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Fa
 from swift_loader.transport.slots import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import Epochs, KeyedSamples, PlannedSamples, Samples
+from swift_loader.worker.fetch import KeyedSamples, PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
-from swift_loader.worker.torch_worker import TorchIdentity
+from swift_loader.worker.torch_worker import TorchIdentity, TorchThread
 
 # CPU time of a worker, and how long it was ready to run but had no core -----------------------------------------------
 
@@ -125,7 +125,6 @@ class BatchBuilder:
         definitions: Definitions,
         worker: TorchIdentity | None = None,
         usage: Usage | None = None,
-        epochs: Epochs | None = None,
         *,
         has_handlers: bool = False,
     ) -> None:
@@ -133,8 +132,8 @@ class BatchBuilder:
 
         `dataset`: map-style; in torch mode, what torch accepts. `num_samples`: 0 in torch mode. `definitions`: numbered
         as in the trainer. `worker`: in torch mode, which worker this is; None: the calling thread. `usage` measures the
-        CPU time; None: that of the calling thread. `epochs`: see `PlannedSamples`. `has_handlers`: whether the
-        program's signal handlers run here. What they raise isn't the user's code's.
+        CPU time; None: that of the calling thread. `has_handlers`: whether the program's signal handlers run here. What
+        they raise isn't the user's code's.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         is_cache = "_swift_loader_views" in vars(type(dataset))  # what wraps one may forward the attribute
@@ -151,7 +150,7 @@ class BatchBuilder:
         """Where the samples come from. It takes another plan, and has the dataset's state after the last batch."""
         if mode is None:
             seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
-            on_error = options.on_error
+            on_error, epochs = options.on_error, worker.epochs if isinstance(worker, TorchThread) else None
             self.samples = PlannedSamples(
                 dataset, num_samples, on_error, seeding, definitions, self.hung, epochs, has_handlers=has_handlers
             )

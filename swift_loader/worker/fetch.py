@@ -180,9 +180,9 @@ def _with_epoch(dataset: Any) -> list[Any]:
     """Return the datasets that have `set_epoch`: this one, or those that it wraps, as `Subset` and `ConcatDataset`."""
     if hasattr(dataset, "set_epoch"):
         return [dataset]
-    several = getattr(dataset, "datasets", None)
-    inner = [getattr(dataset, "dataset", None), *(several if isinstance(several, list) else ())]
-    return [found for one in inner if one is not None for found in _with_epoch(one)]
+    held = getattr(dataset, "__dict__", {})  # a property may open a file
+    wrapped = [held.get("dataset"), *(several if isinstance(several := held.get("datasets"), list) else ())]
+    return [found for one in wrapped if one is not None for found in _with_epoch(one)]
 
 
 # By the plan ----------------------------------------------------------------------------------------------------------
@@ -482,10 +482,9 @@ class KeyedSamples(Samples):
                 worker_id = 0 if self._worker is None else self._worker.worker_id
                 state = self._dataset.state_dict()
                 packed = Snapshot(self._num_batches, dataset=state, worker_id=worker_id).pack()
-                is_large = len(packed) > _LARGE_STATE
-                before, self._digests = self._digests, [digest_of(one) for _, one in leaves_of(state) if is_large]
-                stays = is_large and before == self._digests
-                self.state = None if stays else packed
+                digests = [digest_of(one) for _, one in leaves_of(state)] if len(packed) > _LARGE_STATE else None
+                stays = digests is not None and digests == self._digests
+                self._digests, self.state = digests, None if stays else packed
                 self._distance = 2 * self._distance if stays else every
                 self._save_at = self._num_batches + self._distance
             except Exception as error:
