@@ -583,7 +583,10 @@ class EpochIterator(LoopIterator):
         work = delivery.work
         assert work is not None
         if delivery.failures:
-            self._note_failures(delivery.failures)
+            try:
+                lifecycle.sample_errors.note(delivery.failures)
+            except TooManyErrors as error:
+                self._fail(error)
         if delivery.lease is not None:
             delivery.lease.state = LeaseState.KEPT
         this.num_steps += 1
@@ -595,12 +598,6 @@ class EpochIterator(LoopIterator):
         if taken is not None and taken.num_before is not None and self._this is not None and self.is_active:
             self._this.num_steps = taken.num_before + self._session.offset
             self._lifecycle.take_back(self._this.num_steps)
-
-    def _note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
-        try:
-            self._lifecycle.sample_errors.note(failures)
-        except TooManyErrors as error:
-            self._fail(error)
 
     def _begin(self) -> None:
         """Begin the pass if it is fresh, or raise why it gives no batches."""

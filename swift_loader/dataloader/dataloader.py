@@ -396,11 +396,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if (number := observer.tune(self)) is not None:
             self._resize_to(AutoWorkers(number))
 
-    def _end_epoch(self) -> None:
-        """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""
-        if not isinstance(self.num_workers, AutoWorkers):
-            self._observer.tell(self)
-
     # What is measured -------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
