@@ -132,12 +132,11 @@ class Replaced(datasets.Counting):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "on_error"), [(Bulk(12), "skip"), (Bulk(12), "replace"), (Replaced(12), "replace")]
-)
+@pytest.mark.parametrize(("dataset_class", "on_error"), [(Bulk, "skip"), (Bulk, "replace"), (Replaced, "replace")])
 @pytest.mark.usefixtures("alarm_after")
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-def test_what_a_handler_raises_is_no_failed_sample(dataset: Any, on_error: Any) -> None:
+def test_what_a_handler_raises_is_no_failed_sample(dataset_class: Any, on_error: Any) -> None:
+    dataset = dataset_class(12)
     with SwiftLoader(dataset=dataset, batch_size=2, shuffle=False, worker_per_consumer=0, on_error=on_error) as loader:
         iterator, got = iter(loader), list[int]()
         with pytest.raises(Alarm):
