@@ -111,7 +111,7 @@ class NoDescriptorsLeft(SwiftLoaderError, OSError):
 
 
 class DatasetMismatch(SwiftLoaderError):
-    """Two processes of the loader built different datasets. The message names what differs."""
+    """Two processes of the loader built different datasets, or its length has changed. The message says how."""
 
 
 class StateMismatch(SwiftLoaderError, ValueError):

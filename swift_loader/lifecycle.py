@@ -23,7 +23,7 @@ from swift_loader.checks import check_integer
 from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.delivery.session import PassSource, Session
 from swift_loader.device.move import Target, find_target
-from swift_loader.errors import LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
+from swift_loader.errors import DatasetMismatch, LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.inline import dataset_of
@@ -42,6 +42,7 @@ from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
+from swift_loader.worker.torch_worker import epoch_of
 
 _Delivered = tuple[int, "int | None", tuple[SampleFailure, ...]]
 """A batch that the loop got: how many steps of the epoch are done with it, its step, and its failed samples."""
@@ -86,6 +87,8 @@ class Lifecycle:
         self._skips_world_size: int | None = None
         """The number of ranks whose steps the user skipped before `start`; None: none were."""
         self.turn = Turn()
+        self._told: tuple[int | None, ...] = (epoch_of(self.dataset),)
+        """The epochs that the dataset may have without a call of the user's: the last one, and those of the loader."""
         self.sample_errors = SampleErrors(options.report.max_errors)
         self._current: weakref.ref[EpochIterator] | None = None
         self._last = self._before = _NOTHING
@@ -311,6 +314,12 @@ class Lifecycle:
         """
         self.warn_of_failures()
         session = self.started_session()
+        given = self.options.workers.dataset
+        if given is not None and (length := length_of(given)) != (before := session.dispatcher.num_samples):
+            raise DatasetMismatch(
+                f"the dataset has {length:,} samples now, but had {before:,} when the loader started; make a new "
+                f"loader, as workers don't see the change"
+            )
         self.supersede()
         self._current = weakref.ref(iterator)
         source, this = session.begin_pass(), self.run.this
@@ -323,6 +332,13 @@ class Lifecycle:
             session.observer.autotuner = Autotuner(number)
         self.sample_errors.begin(this.begin.epoch, this.plan.num_samples(this.begin.epoch))
         self._last = _NOTHING
+        epoch, told = this.begin.epoch, epoch_of(given)
+        if told not in (None, epoch, *self._told):
+            warn(
+                f"the dataset's set_epoch was called with {told}, but this pass is epoch {epoch}, and the loader calls "
+                f"set_epoch({epoch}) where it fetches; call loader.set_epoch({told}) instead"
+            )
+        self._told = told, epoch, epoch + 1
         return source
 
     def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:
@@ -567,7 +583,10 @@ class EpochIterator(LoopIterator):
         work = delivery.work
         assert work is not None
         if delivery.failures:
-            self._note_failures(delivery.failures)
+            try:
+                lifecycle.sample_errors.note(delivery.failures)
+            except TooManyErrors as error:
+                self._fail(error)
         if delivery.lease is not None:
             delivery.lease.state = LeaseState.KEPT
         this.num_steps += 1
@@ -579,12 +598,6 @@ class EpochIterator(LoopIterator):
         if taken is not None and taken.num_before is not None and self._this is not None and self.is_active:
             self._this.num_steps = taken.num_before + self._session.offset
             self._lifecycle.take_back(self._this.num_steps)
-
-    def _note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
-        try:
-            self._lifecycle.sample_errors.note(failures)
-        except TooManyErrors as error:
-            self._fail(error)
 
     def _begin(self) -> None:
         """Begin the pass if it is fresh, or raise why it gives no batches."""

@@ -16,11 +16,11 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
-from swift_loader.dataloader.draws import Draws, before_first, epoch_of, take_order
+from swift_loader.dataloader.draws import Draws, before_first, take_order
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
-from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes
+from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
 from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
 from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
@@ -33,7 +33,7 @@ from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport.segments import SegmentPool
-from swift_loader.worker.torch_worker import StreamShard
+from swift_loader.worker.torch_worker import StreamShard, epoch_of
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)
 
@@ -332,6 +332,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if hangs is not None and resume is not None:
             self._leave_forks(hangs)
             check_resumes(self, resume)  # somebody may have called `resize`
+        if resume is not None and not resume.is_stream and needs_its_workers(self, resume):
+            self._wanted.appendleft(self.num_workers)  # from the next epoch on, as after `resize`
+            self.num_workers = resume.num_workers
         number = 0
         if self._latest is not None:
             number = self._latest.number + 1
@@ -368,21 +371,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed
         draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed)
-        if workers is None or not workers.close.alive:
-            workers = self._start(shard, draws.begun.base_seed)
+        while workers is None or not workers.close.alive:
+            try:
+                workers = start_workers(self, shard, self._pool, draws.begun.base_seed, is_first=self._latest is None)
+            except ForkHangs as error:
+                self._leave_forks(error)
         if self.persistent_workers:
             self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
             return IndexEpoch(self, draws, workers, resume, carried)
         return StreamEpoch(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
-
-    def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
-        """Start workers with a base seed, as the loader is now."""
-        while True:
-            try:
-                return start_workers(self, shard, self._pool, base_seed, is_first=self._latest is None)
-            except ForkHangs as error:
-                self._leave_forks(error)
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""
@@ -397,11 +395,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         observer.autotuner = (observer.autotuner or Autotuner(int(self.num_workers))) if is_auto else None
         if (number := observer.tune(self)) is not None:
             self._resize_to(AutoWorkers(number))
-
-    def _end_epoch(self) -> None:
-        """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""
-        if not isinstance(self.num_workers, AutoWorkers):
-            self._observer.tell(self)
 
     # What is measured -------------------------------------------------------------------------------------------------
 

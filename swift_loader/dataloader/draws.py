@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -31,13 +32,23 @@ from torch.utils.data import (
 )
 
 from swift_loader.batch.digests import difference
-from swift_loader.dataloader.state import DrawsState, SamplerState, as_torch, pack_states, set_states, unpack_states
+from swift_loader.batch.tree import search
+from swift_loader.dataloader.options import GENERATORS
+from swift_loader.dataloader.state import (
+    DrawsState,
+    SamplerState,
+    pack_generator,
+    pack_states,
+    set_generator,
+    set_states,
+    unpack_states,
+)
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import ResumableSampler, chain_of
 from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
-from swift_loader.worker.stream import is_stateful
+from swift_loader.worker.torch_worker import epoch_of, is_stateful
 
 _NOTHING = object()
 
@@ -96,7 +107,7 @@ class Draws:
         self.num_drawn = 0
         if state is not None and len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
-                generator.set_state(as_torch(packed))
+                set_generator(generator, packed)
         if state is not None and not state.begins_epoch:
             self.begun = state
             """Where it began, or where it continues."""
@@ -280,6 +291,19 @@ def _applied(states: States) -> Iterator[None]:
 # A loader's sampler: an iterator over the indices of each batch, its state, and the epochs that `set_epoch` sets ------
 
 
+_GLOBAL: tuple[Any, ...] = (random._inst, np.random.mtrand._rand)  # noqa: SLF001
+"""Those of the modules, which a sampler may refer to, as scikit-learn's functions do."""
+
+_MAX_ITEMS = 64
+"""Longer containers hold indices or data."""
+
+
+def _holds_data(thing: Any, dataset: Any) -> bool:
+    """Return whether a part of a sampler isn't looked into for generators."""
+    is_long = type(thing) in {list, tuple, dict, set} and len(thing) > _MAX_ITEMS
+    return is_long or thing is dataset or issubclass(type(thing), (Dataset, torch.nn.Module))
+
+
 class SamplerSource:
     """A loader's sampler. Looks through torch's own `BatchSampler`, which has no state."""
 
@@ -291,9 +315,14 @@ class SamplerSource:
         self.is_stateful = is_stateful(self.sampler)
         self.samplers = chain_of(loader.sampler, loader.batch_sampler, self.sampler)
         """All samplers that take part, outermost first."""
-        found = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
-        self.generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-        """The generators of the loader and the samplers, each once."""
+        named = (getattr(owner, "generator", None) for owner in (loader, *self.samplers))
+        found = [one for one in named if isinstance(one, torch.Generator)]
+        if not self.is_stateful:  # else its state has what it draws from
+            users = [one for one in self.samplers if not type(one).__module__.startswith(("torch.utils.", _OURS))]
+            found += search(users, lambda thing: type(thing) in GENERATORS or _holds_data(thing, loader.dataset))
+            found = [one for one in found if type(one) in GENERATORS and one not in _GLOBAL]  # no SystemRandom
+        self.generators = list({id(one): one for one in found}.values())
+        """What the loader and the samplers draw from, each once."""
         self._settable = [sampler for sampler in self.samplers if hasattr(sampler, "set_epoch")]
         self._iterator: Any = None
         self._iterator_state: Any = None
@@ -343,7 +372,7 @@ class SamplerSource:
 
     def pack_generators(self) -> list[str]:
         """Return the present states of the generators of the loader and the samplers."""
-        return [pack_states({"torch": generator.get_state()})["torch"] for generator in self.generators]
+        return [*map(pack_generator, self.generators)]
 
     def state_of_sampler(self) -> SamplerState | None:
         """Return a copy of the present state of the sampler alone; None if it has none."""
@@ -383,16 +412,6 @@ class SamplerSource:
         finally:
             for sampler, epoch in zip(having, before, strict=True):
                 sampler.set_epoch(epoch)
-
-
-def epoch_of(thing: Any) -> int | None:
-    """Return the epoch of a sampler or dataset. None if `set_epoch` doesn't set one.
-
-    A shuffled order depends on it. After a restart, Fabric and Accelerate count epochs from 0 again, and a Lightning
-    Trainer calls `set_epoch` after `iter`, so a state keeps the epochs of what it describes.
-    """
-    epoch = getattr(thing, "epoch", None) if hasattr(thing, "set_epoch") else None
-    return epoch if isinstance(epoch, int) else None
 
 
 # Whether a loader draws the rest of an epoch in the same order as the one that saved the state -----------------------

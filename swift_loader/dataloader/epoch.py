@@ -430,8 +430,8 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
                 self._leave_out(loader)
             delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
         except StopIteration:
-            if loader is not None:
-                loader._end_epoch()  # noqa: SLF001
+            if loader is not None and not self._is_tuned:
+                loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
             raise
         except ForkHangs as error:
             delivery = self._taken = self._replace_forks(loader, error)

@@ -31,7 +31,7 @@ from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import SAVES_NONE, KeyedSamples
 from swift_loader.worker.seeding import Rng, preserved_generators
-from swift_loader.worker.torch_worker import StreamShard, TorchMode
+from swift_loader.worker.torch_worker import StreamShard, TorchMode, is_stateful
 
 
 class InlineEpoch(Epoch):
@@ -52,6 +52,8 @@ class InlineEpoch(Epoch):
         self._num_fetched = self._num_skipped = 0
         """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
         self._skipped: set[int] = set()
+        self._drawn: Drawn | None = None
+        """What the next batch is made of, if an interrupt came while it was fetched."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
         self._metrics = metrics
@@ -66,7 +68,7 @@ class InlineEpoch(Epoch):
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
         if begins_epoch and stream.is_huggingface(given):
             stream.forget_state(given)
-        elif saved.dataset_state is not None and stream.is_stateful(given) and (begins_epoch or shard is None):
+        elif saved.dataset_state is not None and is_stateful(given) and (begins_epoch or shard is None):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
             if begins_epoch and saved.has_ended:
                 stream.settle(given, iter(given), saved.dataset_state)
@@ -148,12 +150,13 @@ class InlineEpoch(Epoch):
         return batch
 
     def take(self) -> Delivery:
-        """Return the next batch. An interrupt comes out of the user's code, as with torch."""
+        """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
-        while (drawn := self.draws.next()) is not None and drawn.step in self._skipped:
+        while (drawn := self._drawn or self.draws.next()) is not None and drawn.step in self._skipped:
             self._num_skipped += 1
             self._sampler_state = drawn.sampler_state
+        self._drawn = drawn
         if drawn is None:
             self.end()
             raise StopIteration
@@ -166,6 +169,9 @@ class InlineEpoch(Epoch):
             self.end()
             raise
         except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._drawn = None
             where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
             noted(error, where if self._index is None else f"{where}, dataset index {self._index}")
             self._num_fetched += 1
@@ -175,6 +181,7 @@ class InlineEpoch(Epoch):
         step = self._num_fetched if self._is_stream else drawn.step
         num_samples = len(drawn.keys) if self._batches else 1
         self._metrics.note_inline(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
+        self._drawn, self.is_whole = None, False
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
@@ -200,7 +207,7 @@ class InlineEpoch(Epoch):
             return WorkerSnapshot(next_batch=None if shared is None else shared.turn)
         try:
             if not self._is_stream:
-                return WorkerSnapshot(dataset.state_dict() if stream.is_stateful(dataset) else None)
+                return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
             if shared is not None:
                 return replace(WorkerSnapshot.of(shared.snapshot()), next_batch=shared.turn)
             iterator = self._fetcher.dataset_iter

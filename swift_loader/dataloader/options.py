@@ -24,8 +24,8 @@ from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType,
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
-from swift_loader.worker.stream import is_huggingface, is_stateful
-from swift_loader.worker.torch_worker import StreamShard
+from swift_loader.worker.stream import is_huggingface
+from swift_loader.worker.torch_worker import StreamShard, is_stateful
 
 DEFAULT_PREFETCH = 2
 """torch's default, with which this loader chooses how many batches are in flight."""
@@ -115,6 +115,9 @@ def _check_threads(loader: DataLoader[Any]) -> None:
         )
 
 
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+"""Kinds of generators that a program may have of its own."""
+
 # The number of workers may change if no batch shows which worker has built it -----------------------------------------
 
 
@@ -130,9 +133,7 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
         return False
     if not delivery_of(loader).uses_threads and rng_of(loader) is not Rng.SAMPLE:
         return True
-    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-    where = [loader.dataset, loader.collate_fn]
-    return any(True for _ in search(where, lambda thing: issubclass(type(thing), kinds)))
+    return any(search([loader.dataset, loader.collate_fn], lambda thing: issubclass(type(thing), GENERATORS)))
 
 
 def first_number(num_workers: Any) -> int:

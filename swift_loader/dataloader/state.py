@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import random
 import zlib
 from collections.abc import Mapping
@@ -35,12 +36,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from swift_loader.batch.digests import difference
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
 from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
-from swift_loader.worker.stream import is_stateful
-from swift_loader.worker.torch_worker import Resume, Snapshot
+from swift_loader.worker.torch_worker import Resume, Snapshot, is_stateful
 
 SamplerState = tuple[Any, Any]
 """The states of a sampler and of its iterator. None: this one has none."""
@@ -335,7 +336,8 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
     """Check that a loader can continue at a position. Raises `StateMismatch` if it can't.
 
     The position of a sampler, or in a stream that the loader shares out, suits any number of workers; that in another
-    stream only the same. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
+    stream only the same. The states of a map-style dataset need as many workers as they are of, see
+    `needs_its_workers`. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
     """
     if position.draws.begins_epoch or not position.num_yielded:
         return
@@ -353,12 +355,13 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
             f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is over"
         )
     is_free = num_sharing and position.next_batch is not None
-    if is_stream and position.num_workers != loader.num_workers and not is_free:
+    is_kept = loader.num_workers and position.num_workers and loader.executor is None and not is_stream
+    if not is_kept and not is_free and needs_its_workers(loader, position):
+        reason = "share out an IterableDataset by their number" if is_stream else "have datasets in different states"
         raise StateMismatch(
             f"the state was saved with num_workers={position.num_workers} in the middle of an epoch, but this loader "
-            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, so its "
-            f"position can't be carried over. Give num_workers={position.num_workers}, or change it where an epoch is "
-            f"over"
+            f"has num_workers={loader.num_workers}. The workers {reason}, so its position can't be carried over. Give "
+            f"num_workers={position.num_workers}, or change it where an epoch is over"
         )
     here, saved = batching_of(loader), batching if isinstance(batching, Mapping) else {}
     counts_batches = not is_stream or num_sharing or not all(one.has_state for one in position.workers)
@@ -370,6 +373,20 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
                 f"{name}={here[name]!r}. The state counts batches, which are others here. Give the former one, or "
                 f"change it where an epoch is over. A ShuffleBatchSampler can continue with another batch size"
             )
+
+
+def needs_its_workers(loader: Any, position: LoaderPosition) -> bool:
+    """Return whether only as many workers as saved a position can continue there, and the loader has another number.
+
+    So it is in a stream, and with a map-style dataset whose states aren't that of the loader's dataset as it is now.
+    """
+    if position.num_workers == loader.num_workers or position.draws.begins_epoch:
+        return False
+    states = [one.dataset_state for one in position.workers if one.dataset_state is not None]
+    if position.is_stream or not states:
+        return position.is_stream
+    here = loader.dataset.state_dict() if is_stateful(loader.dataset) else None
+    return {position.num_workers, loader.num_workers} != {0, 1} and any(difference(one, here) for one in states)
 
 
 def _sharing(num_ranks: int) -> str:
@@ -411,6 +428,24 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None
     """Set generators to states, by name."""
     for name, state in states.items():
         (generators[name].setstate if name == "python" else generators[name].set_state)(state)
+
+
+def pack_generator(generator: Any) -> str:
+    """Return the state of a generator of torch, NumPy or `random` as text."""
+    if isinstance(generator, torch.Generator):
+        return pack_bytes(generator.get_state().numpy().tobytes())
+    is_of_numpy = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if is_of_numpy else generator.__getstate__()
+    return pack_bytes(json.dumps(state, default=np.ndarray.tolist).encode())
+
+
+def set_generator(generator: Any, packed: str) -> None:
+    """Set a generator to the state that `pack_generator` returned."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(as_torch(packed))
+    else:
+        state = json.loads(_unpacked(packed))
+        generator.__setstate__((state[0], tuple(state[1]), state[2]) if isinstance(state, list) else state)
 
 
 @lru_cache(maxsize=16)  # Accelerate asks for the state after each batch, and most generators stay as they are

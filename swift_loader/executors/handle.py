@@ -15,7 +15,6 @@ from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import ReturnedSlots, WorkerMemory
-from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
@@ -138,13 +137,9 @@ class Handle:
         for sample in hung:
             self._send(sample.pack())
         released, retired, given_up = self._returned = self._returned or self.memory.take_returned()
-        self.tasks.append(task)  # first: another thread may read its answer at once
-        try:
-            self._send_task(task_of(task, released, retired))
-        except OSError as error:
-            if not is_interrupt(error):  # else it may have been sent
-                self.tasks.pop()
-            raise
+        if not self.tasks or self.tasks[-1] is not task:  # else the last attempt failed
+            self.tasks.append(task)  # first: another thread may read its answer at once
+        self._send_task(task_of(task, released, retired))
         self._returned = None
         return given_up
 

@@ -22,7 +22,8 @@ from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
 from swift_loader.sampling.mixture import Changes, Segment
 from swift_loader.sampling.permutation import derive_key
-from swift_loader.worker.stream import forget_state, has_exact_state, is_huggingface, is_stateful
+from swift_loader.worker.stream import forget_state, has_exact_state, is_huggingface
+from swift_loader.worker.torch_worker import is_stateful
 
 _NOTHING = object()
 

@@ -11,13 +11,15 @@ StreamSamples    torch's IterableDataset: `worker.stream`
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
+from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
-from swift_loader.checks import can_call_without_arguments
 from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -27,8 +29,8 @@ from swift_loader.transport.messages import FailureStage, Hung, SampleFailed
 from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.task import IndexArray, LostKeys, Task
 from swift_loader.worker.failure import BuildError, describe_failure
-from swift_loader.worker.seeding import Fetching, Rng, Seeding
-from swift_loader.worker.torch_worker import Resume, Snapshot, TorchIdentity, TorchMode
+from swift_loader.worker.seeding import Fetching, Rng, Seeding, preserved_generators, seed_generators
+from swift_loader.worker.torch_worker import Resume, Snapshot, TorchIdentity, TorchMode, is_stateful
 
 
 class OnError(str, Enum):
@@ -132,6 +134,57 @@ def _keys_of(task: Task) -> Any:
     return task.indices.to_list() if isinstance(task.indices, IndexArray) else task.indices
 
 
+class Epochs:
+    """Tells a dataset, and those that it wraps, of which epoch their samples are. Threads that share it share this."""
+
+    def __init__(self, dataset: Any, *, is_shared: bool = False) -> None:
+        """`is_shared`: between threads. Then one of them calls `set_epoch`, while the others don't fetch."""
+        self._settable = _with_epoch(dataset)
+        self._is_shared = is_shared
+        self._epoch: int | None = None
+        self._num_fetching = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def during(self, seed: int, epoch: int) -> Iterator[None]:
+        """Fetch samples of an epoch. What `set_epoch` draws is the same in all workers."""
+        if not self._settable:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: epoch == self._epoch or not self._num_fetching)
+            if epoch != self._epoch:
+                self._set(seed, epoch)
+            self._num_fetching += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_fetching -= 1
+                self._changed.notify_all()
+
+    def _set(self, seed: int, epoch: int) -> None:
+        self._epoch = None
+        try:
+            with nullcontext() if self._is_shared else preserved_generators():
+                if not self._is_shared:  # threads share the loop's generators
+                    seed_generators(derive_key(seed, Purpose.WORKER.value, epoch))
+                for one in self._settable:
+                    one.set_epoch(epoch)
+        except Exception as error:
+            raise BuildError(FailureStage.FETCH) from harmless(error)
+        self._epoch = epoch
+
+
+def _with_epoch(dataset: Any) -> list[Any]:
+    """Return the datasets that have `set_epoch`: this one, or those that it wraps, as `Subset` and `ConcatDataset`."""
+    if hasattr(dataset, "set_epoch"):
+        return [dataset]
+    held = getattr(dataset, "__dict__", {})  # a property may open a file
+    wrapped = [held.get("dataset"), *(several if isinstance(several := held.get("datasets"), list) else ())]
+    return [found for one in wrapped if one is not None for found in _with_epoch(one)]
+
+
 # By the plan ----------------------------------------------------------------------------------------------------------
 
 MAX_REPLACEMENTS = 10
@@ -151,16 +204,19 @@ class PlannedSamples(Samples):
         seeding: Seeding,
         definitions: Definitions,
         hung: Mapping[tuple[int, Any], Hung] | None = None,
+        epochs: Epochs | None = None,
         *,
         has_handlers: bool = False,
     ) -> None:
         """Prepare to fetch. `use_plan` comes before the first task.
 
-        `hung`: the samples that fail, by epoch and dataset index. There may be more later. `has_handlers`: whether what
-        a signal handler raises is the program's, and not an error of the sample that it interrupts.
+        `hung`: the samples that fail, by epoch and dataset index. There may be more later. `epochs`: of the dataset, if
+        threads share it. `has_handlers`: whether what a signal handler raises is the program's, and not an error of the
+        sample that it interrupts.
         """
         super().__init__(seeding)
         self._reader: PlanReader | None = None
+        self._epochs = epochs or Epochs(dataset)
         self._has_handlers = has_handlers
         self._num_samples = num_samples
         self._on_error = on_error
@@ -187,7 +243,9 @@ class PlannedSamples(Samples):
         assert reader is not None, "use_plan comes first"
         is_planned = task.indices is None
         indices = reader.batch(task.epoch, task.step).indices.tolist() if is_planned else list(_keys_of(task))
-        return self.fetch_indices(reader.plan.settings.order.seed, task.epoch, indices)
+        seed = reader.plan.settings.order.seed
+        with self._epochs.during(seed, task.epoch):
+            return self.fetch_indices(seed, task.epoch, indices)
 
     def fetch_indices(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
         """Return these samples. The caller calls `Seeding.needs_rebuild`.
@@ -339,6 +397,10 @@ POSITION_BITS = 32
 """Of a position's 64 bits, those that number the samples of a batch. The others number the batches."""
 
 
+_LARGE_STATE = 1 << 16
+"""A state of more bytes may be the data itself, as a TensorDict's. While it stays the same, it is sent once, and looked
+at after 1, 2, 4, ... batches."""
+
 SAVES_NONE = "saving the dataset's state failed; snapshot_every_n_steps=0 saves none"
 """A note of an error of its `state_dict`."""
 
@@ -358,14 +420,17 @@ class KeyedSamples(Samples):
         `seed`: the base seed that the generators were seeded with. `worker` None: nothing here is a worker.
         """
         # A batch that is built twice would change the dataset's state twice.
-        self._saves = can_call_without_arguments(getattr(dataset, "state_dict", None))
+        self._saves = is_stateful(dataset)
         super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and self._saves))
         self._dataset = dataset
         self._mode = mode
         self._seed = seed
         self._worker = worker
         self._get_items: Any = getattr(dataset, "__getitems__", None) if mode.auto_collation else None
-        self._num_batches = 0
+        self._num_batches = self._save_at = self._distance = 0
+        """How many batches there were, at which number the state is due, and how many came between the last two."""
+        self._digests: list[bytes] | None = None
+        """Of the leaves of the last state, if it is large."""
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:  # noqa: ARG002
         """Use another base seed from now on. Continue with the dataset's saved state, if there is one.
@@ -375,7 +440,7 @@ class KeyedSamples(Samples):
         self._seed = plan.order.seed
         if self._worker is not None:
             self._worker.use_seed(self._seed)
-        self._num_batches = 0
+        self._num_batches, self._save_at, self._digests = 0, 0, None
         snapshot = Resume.unpack(resume).snapshot if resume is not None else None
         if snapshot is None:
             return
@@ -412,11 +477,16 @@ class KeyedSamples(Samples):
             raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
         self._num_batches += 1
         every = self._mode.snapshot_every
-        if every and self._saves and not (self._num_batches - 1) % every:
+        if every and self._saves and self._num_batches >= self._save_at:
             try:
                 worker_id = 0 if self._worker is None else self._worker.worker_id
                 state = self._dataset.state_dict()
-                self.state = Snapshot(self._num_batches, dataset=state, worker_id=worker_id).pack()
+                packed = Snapshot(self._num_batches, dataset=state, worker_id=worker_id).pack()
+                digests = [digest_of(one) for _, one in leaves_of(state)] if len(packed) > _LARGE_STATE else None
+                stays = digests is not None and digests == self._digests
+                self._digests, self.state = digests, None if stays else packed
+                self._distance = 2 * self._distance if stays else every
+                self._save_at = self._num_batches + self._distance
             except Exception as error:
                 raise BuildError(FailureStage.SAVE) from noted(error, SAVES_NONE)
         return Fetched(fetched, (), len(listed))

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
-from swift_loader.checks import can_call_without_arguments
 from swift_loader.errors import noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -32,6 +31,7 @@ from swift_loader.worker.torch_worker import (
     TorchMode,
     TorchThread,
     TorchWorker,
+    is_stateful,
 )
 
 # Which states a stream can be resumed from ----------------------------------------------------------------------------
@@ -54,14 +54,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
-
-
-def is_stateful(thing: Any) -> bool:
-    """Return whether an object is `Stateful`, also by `__getattr__`, which `isinstance` doesn't see everywhere.
-
-    Not if its `state_dict` needs arguments, which only a loader of its own package knows.
-    """
-    return hasattr(thing, "load_state_dict") and can_call_without_arguments(getattr(thing, "state_dict", None))
 
 
 def has_exact_state(thing: Any) -> bool:

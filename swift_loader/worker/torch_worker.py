@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.collate import use_in_default_collate
+from swift_loader.checks import can_call_without_arguments
 from swift_loader.transport.segments import Segment, SegmentPool
 from swift_loader.worker.process import be_child
 from swift_loader.worker.seeding import Rng
@@ -165,6 +166,28 @@ def limited_threads(number: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+def is_stateful(thing: Any) -> bool:
+    """Return whether an object is `Stateful`, also by `__getattr__`, which `isinstance` doesn't see everywhere.
+
+    Not if its `state_dict` needs arguments, which only a loader of its own package knows, or is that of every
+    `torch.nn.Module`: its weights.
+    """
+    torch: Any = sys.modules.get("torch")
+    is_of_weights = torch is not None and getattr(type(thing), "state_dict", None) is torch.nn.Module.state_dict
+    can_load = hasattr(thing, "load_state_dict") and not is_of_weights
+    return can_load and can_call_without_arguments(getattr(thing, "state_dict", None))
+
+
+def epoch_of(thing: Any) -> int | None:
+    """Return the epoch of a sampler or dataset. None if `set_epoch` doesn't set one.
+
+    A shuffled order depends on it. After a restart, Fabric and Accelerate count epochs from 0 again, and a Lightning
+    Trainer calls `set_epoch` after `iter`, so a state keeps the epochs of what it describes.
+    """
+    epoch = getattr(thing, "epoch", None) if hasattr(thing, "set_epoch") else None
+    return epoch if isinstance(epoch, int) else None
+
+
 # A worker, as the dataset sees it -------------------------------------------------------------------------------------
 
 
@@ -251,6 +274,8 @@ class TorchThread:
     """A worker thread. It has no generators of its own, and `get_worker_info()` can't tell it from other threads."""
 
     worker_id: int
+    epochs: Any = None
+    """The `Epochs` of the dataset, if threads share it."""
 
     def use_seed(self, base_seed: int) -> None:
         """Do nothing. `sample_rng()` is keyed by the seed in any case."""

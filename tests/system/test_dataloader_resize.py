@@ -200,9 +200,9 @@ def test_a_sampler_is_asked_as_early_as_without_a_resize(sampler: str) -> None:
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize(("dataset", "num_parts"), [(Drawing(), 4), (Stateful(), 1)])
-def test_a_state_resumes_around_resizes(dataset: Any, num_parts: int) -> None:
-    expected = [batch[:num_parts] for batch in run(loader_of(dataset, 2), {}, 1)]
+@pytest.mark.parametrize("dataset", [Drawing(), Stateful()])
+def test_a_state_resumes_around_resizes(dataset: Any) -> None:
+    expected = run(loader_of(dataset, 2), {}, 1)
     got: list[Any] = []
     state: dict[str, Any] = {}
     for num_batches, number, following in ((7, 2, 3), (8, 3, 2), (9, 2, 4), (6, 4, 1)):
@@ -210,7 +210,7 @@ def test_a_state_resumes_around_resizes(dataset: Any, num_parts: int) -> None:
         loader.load_state_dict(state)
         iterator = iter(loader)
         for step in range(num_batches):
-            got.append(seen(next(iterator))[:num_parts])
+            got.append(seen(next(iterator)))
             if step == 3:
                 loader.resize(following)
         state = loader.state_dict()

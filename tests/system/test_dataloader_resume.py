@@ -6,9 +6,10 @@ import copy
 import functools
 import json
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -293,6 +294,92 @@ def test_a_state_in_the_middle_of_a_stream_is_refused_elsewhere(saved: Make, loa
     assert isinstance(other.state_dict(), dict)
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (2, 1), (0, 2), (2, 0)])
+def test_states_of_workers_are_not_lost_with_another_number_of_them(before: int, after: int) -> None:
+    def make(num_workers: int) -> Any:
+        dataset: Any = Remembering()
+        return DataLoader(dataset, 20, num_workers=num_workers)
+
+    loader, other = make(before), make(after)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    if {before, after} == {0, 2}:
+        with pytest.raises(
+            StateMismatch, match=f"num_workers={before} in .* has num_workers={after}. .* different states"
+        ):
+            other.load_state_dict(state)
+        return
+    other.load_state_dict(state)
+    assert [plain(batch) for batch in other] == [plain(batch) for batch in iterator]
+    assert other.num_workers == after
+
+
+class Weights(torch.nn.Module):
+    """A dataset that is a module: what it gives is its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("numbers", torch.arange(20_000))
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.get_buffer("numbers")[index])
+
+
+class WeightsStream(Weights, IterableDataset[int]):
+    """The same as a stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self.__getitem__, range(20))
+
+
+@pytest.mark.parametrize("dataset", [Weights(), WeightsStream()], ids=["map", "stream"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}], ids=["inline", "thread"])
+def test_the_weights_of_a_module_are_no_place_in_it(dataset: Any, options: dict[str, Any]) -> None:
+    loaders: list[Any] = [DataLoader(dataset, 2, **options) for _ in range(2)]
+    iterator = iter(loaders[0])
+    for _ in range(4):
+        next(iterator)
+    state = loaders[0].state_dict()
+    assert len(json.dumps(state)) < 20_000
+    loaders[1].load_state_dict(state)
+    assert [plain(batch) for batch in loaders[1]] == [plain(batch) for batch in iterator]
+
+
+class Bulk(Numbers):
+    """Its state is large, and changes with one sample only."""
+
+    num_had = 0
+    asked: ClassVar[list[int]] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.num_had += index == 50
+        return index + self.num_had
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked.append(self.num_had)
+        return {"num_had": self.num_had, "bulk": bytes(100_000)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_had = state["num_had"]
+
+
+def test_a_large_state_that_stays_the_same_is_asked_for_ever_more_rarely() -> None:
+    Bulk.asked.clear()
+    datasets: Any = Bulk(), Bulk()
+    loaders: list[Any] = [DataLoader(one, 1, num_workers=1, worker_type="thread", rng=None) for one in datasets]
+    iterator = iter(loaders[0])
+    for _ in range(100):
+        next(iterator)
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert [plain(batch) for batch in loaders[1]] == [plain(batch) for batch in iterator] == [[101], [102], [103]]
+    assert 2 < len(Bulk.asked) < 30
+
+
 @pytest.mark.parametrize("num_stops", [1, exhaustive(15)])
 def test_out_of_order_nothing_is_lost_or_repeated(num_stops: int) -> None:
     seen: list[int] = []
@@ -568,6 +655,82 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
         torch.set_rng_state(generator)
         following = [batch.tolist() for _ in range(2) for batch in resumed]
         assert following[:5] == found[num_found : num_found + 5], num_found
+
+
+class Shuffled(Sampler[int]):
+    """Draws from a generator that it holds, under some name."""
+
+    def __init__(self, generator: Any) -> None:
+        self.rngs, self.indices = {"order": [generator]}, list(range(100_000))
+
+    def __iter__(self) -> Iterator[int]:
+        (rng,) = self.rngs["order"]
+        if isinstance(rng, torch.Generator):
+            return iter(torch.randperm(12, generator=rng).tolist())
+        return iter(rng.sample(range(12), 12) if isinstance(rng, random.Random) else rng.permutation(12).tolist())
+
+
+@pytest.mark.parametrize(
+    "make_generator",
+    [
+        torch.Generator,
+        lambda: random.Random(3),
+        lambda: np.random.RandomState(3),
+        lambda: np.random.default_rng(3),
+        lambda: np.random.Generator(np.random.MT19937(3)),
+        lambda: np.random.Generator(np.random.Philox(3)),
+    ],
+    ids=["torch", "random", "RandomState", "PCG64", "MT19937", "Philox"],
+)
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_sampler_with_a_generator_of_its_own_is_drawn_again_in_any_epoch(
+    make_generator: Callable[[], Any], is_over: bool
+) -> None:
+    numbers: Any = range(12)
+    loaders: list[Any] = [DataLoader(numbers, 3, sampler=Shuffled(make_generator())) for _ in range(2)]
+    list(loaders[0])
+    iterator = iter(loaders[0])
+    for _ in iterator if is_over else range(2):
+        next(iterator, None)
+    loaders[1].load_state_dict(json.loads(json.dumps(loaders[0].state_dict())))
+    rest = [plain(batch) for batch in iterator]
+    if not is_over:
+        assert [plain(batch) for batch in loaders[1]] == rest
+    assert [plain(batch) for batch in loaders[1]] == [plain(batch) for batch in loaders[0]]
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, "handler"])
+def test_without_workers_an_interrupted_batch_comes_again(interrupt: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    class Interrupted(Numbers):
+        is_due = True
+
+        def __getitem__(self, index: int) -> Any:
+            if self.is_due and index == 10:
+                self.is_due = False
+                if interrupt is KeyboardInterrupt:
+                    raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGUSR1)
+            return index
+
+    datasets: Any = Interrupted(), Numbers()
+    loaders: list[Any] = [DataLoader(dataset, 3) for dataset in datasets]
+    iterator, found = iter(loaders[0]), list[Any]()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises((KeyboardInterrupt, TimeoutError)):
+            found += (plain(batch) for batch in iterator)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    states, rest = [loaders[0].state_dict()], [plain(next(iterator))]
+    states.append(loaders[0].state_dict())
+    rest += [plain(batch) for batch in iterator]
+    assert rest[0] == [9, 10, 11]
+    for num_taken, state in enumerate(states):
+        loaders[1].load_state_dict(state)
+        assert [plain(batch) for batch in loaders[1]] == rest[num_taken:]
 
 
 def test_an_empty_state_changes_nothing() -> None:

@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
+from swift_loader import DataLoader, SwiftLoader
 from swift_loader.delivery.session import Session
 from tests.support import datasets
 from tests.support.helpers import ids_of, loader_processes, make_loader
@@ -98,6 +100,83 @@ def test_without_workers_an_alarm_comes_out_and_no_sample_is_lost(
         assert got == list(range(12))
         assert num_alarms == 3
         assert loader.failures == []
+
+
+def raise_alarm() -> None:
+    signal.raise_signal(signal.SIGALRM)
+
+
+class Bulk(datasets.Counting):
+    """Is interrupted once, in `__getitems__`."""
+
+    is_due = True
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if self.is_due and 5 in indices:
+            self.is_due = False
+            raise_alarm()
+        return [self[index] for index in indices]
+
+
+class Replaced(datasets.Counting):
+    """Is interrupted once, as it gives another sample for the one that fails."""
+
+    num_fetched = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_fetched += 1
+        if self.num_fetched == 3:
+            raise_alarm()
+        if index == 1:
+            raise ValueError
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("dataset_class", "on_error"), [(Bulk, "skip"), (Bulk, "replace"), (Replaced, "replace")])
+@pytest.mark.usefixtures("alarm_after")
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_what_a_handler_raises_is_no_failed_sample(dataset_class: Any, on_error: Any) -> None:
+    dataset = dataset_class(12)
+    with SwiftLoader(dataset=dataset, batch_size=2, shuffle=False, worker_per_consumer=0, on_error=on_error) as loader:
+        iterator, got = iter(loader), list[int]()
+        with pytest.raises(Alarm):
+            got += (number for batch in iterator for number in batch["id"].tolist())
+        got += (number for batch in iterator for number in batch["id"].tolist())
+    assert [index for index in got if index != 1][-9:] == list(range(3, 12))
+    assert len(got) == 12
+
+
+class Numbers(IterableDataset[int]):
+    """Is interrupted as it gives number 2. It can go on."""
+
+    def __init__(self, *, is_due: bool) -> None:
+        self.numbers = iter(range(12))
+        self.is_due = is_due
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        number = next(self.numbers)
+        if self.is_due and number == 2:
+            raise_alarm()
+        return number
+
+
+@pytest.mark.parametrize(("options", "num_ranks"), [({}, 1), ({"shard_stream": True}, 1), ({"shard_stream": True}, 2)])
+@pytest.mark.usefixtures("alarm_after")
+def test_what_a_handler_raises_in_a_sample_that_is_left_out_comes_out(
+    options: dict[str, Any], num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+    monkeypatch.setenv("RANK", str(num_ranks - 1))  # of two, the second leaves out number 2
+    loader, resumed = (DataLoader(Numbers(is_due=is_due), 1, **options) for is_due in (False, True))
+    iterator = iter(loader)
+    for _ in range(4 if num_ranks == 1 else 0):
+        next(iterator)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(Alarm):
+        list(resumed)
 
 
 def test_an_interrupt_before_anything_was_closed_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
