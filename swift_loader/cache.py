@@ -325,7 +325,7 @@ def _agreed_with_ranks(dataset: Any, store: Store, facts: Facts, key: str) -> St
         if memory is not store.memory:
             other = Store.at(memory, theirs, facts)
             if len(failed) == len(chosen) or [one for one in chosen if other.read(one) is None] != list(failed):
-                raise CacheMismatch(f"another {theirs} has other samples, or none: {failed}")
+                raise CacheMismatch(f"{theirs} has other samples, or none: {failed}")
             _compare(theirs, other, store, chosen)
             return other
     except SamplesDraw:

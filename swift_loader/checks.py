@@ -6,7 +6,6 @@ Each check takes the public name and the value, and returns what is kept of the 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import os
@@ -14,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from enum import Enum
 from numbers import Integral, Real
-from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
@@ -139,15 +137,8 @@ def check_callable(name: str, value: Any) -> Callable[..., Any] | None:
 
 def can_call_without_arguments(function: Any) -> bool:
     """Return whether a call needs no arguments. One whose parameters aren't known, as of C code, counts as such."""
-    if isinstance(function, MethodType):
-        return _binds(function.__func__, None)
-    return _binds.__wrapped__(function)
-
-
-@functools.lru_cache(32)  # a stream may be asked for each batch, and a look takes 50 us
-def _binds(function: Any, *arguments: Any) -> bool:
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(function).bind()
     except (TypeError, ValueError) as error:  # a TypeError also if it can't be called
         return isinstance(error, ValueError)
     return True

@@ -97,8 +97,7 @@ class PackCollate:
     """A `collate_fn` that joins sequences without padding, for attention that knows where each document begins.
 
     A sample is a document: a dict whose arrays or tensors have equal lengths, such as tokens and labels; or one array
-    or tensor, which the batch calls `input_ids`. Without
-    these, lists of numbers become tensors. The batch is a dict:
+    or tensor, which the batch calls `input_ids`. Without these, lists of numbers become tensors. The batch is a dict:
 
     - each of these fields, joined: `(tokens, ...)`;
     - `position_ids`: `(tokens,) int64`, from 0 in each document;

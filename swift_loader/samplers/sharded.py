@@ -196,12 +196,10 @@ class ShuffleSampler(_PlannedSampler[int]):
 
     def _rest(self, this: Pass) -> Iterator[int]:
         plan = self._plan()
-        gaps = plan.gaps(this.epoch)
+        gaps, is_alone = plan.gaps(this.epoch), plan.settings.world_size == 1
         for (*others, last), after in _cut(plan, this):
             for index in others:
-                if (
-                    plan.settings.world_size == 1
-                ):  # else the other ranks' samples of this step lie between: it counts whole
+                if is_alone:  # else the other ranks' samples of this step lie between: it counts whole
                     this.advance(gaps.position_of(gaps.place_of(this.position) + 1), at_end=False)
                 yield index
             this.advance(after, at_end=after == self._num_samples)

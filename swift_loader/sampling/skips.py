@@ -70,7 +70,11 @@ class Exclusion:
     @property
     def rows(self) -> Indices:
         """The dataset indices, `(n,)`, sorted."""
-        return _rows_in(self.text)
+        return (_rows_in if self.num_rows <= _MAX_KEPT else _rows_in.__wrapped__)(self.text)
+
+
+_MAX_KEPT = 4096
+"""Rows of an exclusion that are kept once they were read. Those of 1,024 exclusions take 32 MiB then."""
 
 
 @lru_cache(maxsize=1024)  # a loop may exclude rows after each batch, and all of them count then

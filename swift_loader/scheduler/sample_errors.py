@@ -98,9 +98,9 @@ class SampleErrors:
         if failures is not self._noted:
             kinds = Counter(failure.reason.partition(":")[0].rpartition(".")[2] for failure in failures)
             kept, by_type = deque((*self._kept, *failures), MAX_KEPT_FAILURES), self._by_type + kinds
+            first = self._first or failures[0]
             # No signal handler runs within this line.
-            self._noted, self._kept, self._by_type = failures, kept, by_type
-            self._first = self._first or failures[0]
+            self._noted, self._kept, self._by_type, self._first = failures, kept, by_type, first
         num_failed, limit = self._by_type.total(), self._max_errors
         if limit is None:
             return

@@ -12,6 +12,7 @@ import gc
 import io
 import operator
 import pickle
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -50,6 +51,8 @@ _State = tuple[SharedMemory, type, int, tuple[Any, ...], "SharedList[Any] | None
 code, and what several of them hold."""
 
 _LIGHT = (int, float, complex, bool, type(None), type, FunctionType, ModuleType)
+_NUM_REFS = next(map(sys.getrefcount, [object()]))
+"""What `getrefcount` says so of an object that one list holds."""
 _LONG_PART = 100
 """Bytes from which on it is worth it to keep something once. Then an access takes 3 us longer."""
 
@@ -202,11 +205,14 @@ def _encode_list(objects: Iterable[Any], name: str) -> _State:
 
 
 def _heavy(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield the elements, and what they hold, apart from numbers, code and short text."""
+    """Yield the elements, and what they hold, apart from numbers, code, short text and what only one thing holds."""
     for begin in range(0, len(objects), _CHUNK):
-        chunk = objects[begin : begin + _CHUNK]
-        for one in chain(chunk, gc.get_referents(*{id(one): one for one in chunk}.values())):
-            if not isinstance(one, _LIGHT) and not (isinstance(one, (str, bytes)) and len(one) < _LONG_PART):
+        chunk = list(objects[begin : begin + _CHUNK])
+        chunk += gc.get_referents(*{id(one): one for one in chunk}.values())
+        for one, num_refs in zip(chunk, list(map(sys.getrefcount, chunk)), strict=True):
+            if num_refs <= _NUM_REFS + 1 or isinstance(one, _LIGHT):  # one is the chunk's
+                continue
+            if not (isinstance(one, (str, bytes)) and len(one) < _LONG_PART):
                 yield one
 
 

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import SharedMemoryFull
@@ -78,6 +79,7 @@ class PipeChannel:
         self.end = end
         """For `multiprocessing.connection.wait`."""
         self._sending = threading.Lock()
+        self._posted: SimpleQueue[bytes | None] = SimpleQueue()
 
     def send(self, message: bytes) -> None:
         """Send a message; blocks while the pipe is full.
@@ -90,10 +92,18 @@ class PipeChannel:
             with _without_sigpipe():
                 self.end.send_bytes(message)
 
-    post = send
-    """The same: a thread of the worker's reads at once, whatever its main thread does."""
     outbox = ()
-    """Nothing waits."""
+    """Nothing waits for whoever listens, see `Channel`."""
+
+    def post(self, message: bytes) -> None:
+        """Have the thread that runs `send_posted` send a message. Never blocks."""
+        self._posted.put(message)
+
+    def send_posted(self) -> None:
+        """Send what is posted, until `close`, or until the peer is gone."""
+        with suppress(OSError, TypeError):  # with a TypeError if it is closed while the rest of a message is sent
+            while (message := self._posted.get()) is not None:
+                self.send(message)
 
     def send_long(self, message: NDArray[Any]) -> None:
         """Send `(nbytes,) uint8` in parts, which the peer reads with `receive_long`."""
@@ -129,6 +139,7 @@ class PipeChannel:
 
     def close(self) -> None:
         """Close this end; the peer sees the end of the stream. Idempotent."""
+        self._posted.put(None)
         with suppress(OSError):
             self.end.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from swift_loader import DataLoader, EncodeError, SwiftLoader, SwiftLoaderWarning, WorkerDied
+from swift_loader import DataLoader, EncodeError, SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
 from swift_loader.testing import portable_workers
 from swift_loader.transport.portable import PipeChannel, new_pipe
 from tests.support import datasets, elsewhere
@@ -169,6 +170,26 @@ def test_a_dataloader_gives_what_torchs_gives_and_resumes_with_another_number_of
     loader = DataLoader(dataset, batch_size=4, num_workers=1 if options else 2, **options)
     loader.load_state_dict(state)
     assert found + [batch.tolist() for batch in loader] == expected
+
+
+class HoldsTheGil:
+    def __len__(self) -> int:
+        return 64 * 1024
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            ctypes.PyDLL(None).sleep(1000)
+        return index
+
+
+@pytest.mark.slow
+@portable_workers()
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_a_worker_that_holds_the_gil_is_named_although_its_pipe_is_full() -> None:
+    dataset: Any = HoldsTheGil()
+    loader: Any = DataLoader(dataset, batch_size=1024, num_workers=2, prefetch_factor=16, timeout=1)
+    with pytest.raises(WorkerStalled, match="has been at batch 0 of epoch 0"):
+        next(iter(loader))
 
 
 @pytest.mark.slow

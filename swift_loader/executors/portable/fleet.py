@@ -119,7 +119,7 @@ class PipeInbox(WorkerInbox):
 
 
 class InterpreterFleet(Fleet):
-    """Threads that block look after each process: two for each, see `Interpreter`."""
+    """Threads that block look after each process: three for each, see `Interpreter`."""
 
     _launch: InterpreterLaunch
     _payload: Payload | None = None

@@ -1,7 +1,7 @@
-"""The trainer's handle on one worker's interpreter: the process, its pipes, and two threads that look after it.
+"""The trainer's handle on one worker's interpreter: the process, its pipes, and three threads that look after it.
 
-One thread sends the payload, then waits for the process's end. The other one forwards its stderr. Both block, and end
-with the process. `swift_loader.worker.portable` is the other side.
+One thread sends the payload, then waits for the process's end. Another one forwards its stderr. The third one sends
+tasks, as the pipe may be full. All block, and end with the process. `swift_loader.worker.portable` is the other side.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class Interpreter:
         self._threads = [
             LoaderThread(self._look_after, "waiter", payload, identity, fleet),
             LoaderThread(self._forward_stderr, "stderr"),
+            LoaderThread(self.channel.send_posted, "sender"),
         ]
         try:
             for thread in self._threads:

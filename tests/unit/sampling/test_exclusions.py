@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -210,3 +211,16 @@ def test_a_hundred_thousand_rows_are_found_once_per_epoch_and_take_a_search_per_
         assert plan.num_samples(epoch) == kept.sum()
         assert plan.batch(epoch, 9000).indices.tolist() == order[kept][9000 * 64 : 9001 * 64].tolist()
         assert plan.gaps(epoch) is plan.gaps(epoch)
+
+
+def test_many_rows_that_are_excluded_bit_by_bit_are_kept_once() -> None:
+    parts, skips = np.random.default_rng(0).permutation(20_000).reshape(40, 500), NO_SKIPS
+    tracemalloc.start()
+    try:
+        for rows in parts:
+            skips = skips.excluding(Position(0, 0), np.sort(rows))
+        nbytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [one.num_rows for one in skips.exclusions] == [20_000]
+    assert nbytes < 1 << 20

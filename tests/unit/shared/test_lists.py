@@ -7,6 +7,7 @@ import gc
 import operator
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -150,6 +151,17 @@ class Local:
 
 
 Local.__module__ = "__main__"  # as if the script defined it: nobody can import it
+
+
+def test_elements_that_hold_nothing_in_common_take_no_memory_to_look_at() -> None:
+    elements = [(f"{number:0200d}", number) for number in range(50_000)]
+    tracemalloc.start()
+    try:
+        shared = SharedList(elements)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.4 * shared.nbytes
 
 
 def test_it_takes_what_the_script_defines() -> None:
