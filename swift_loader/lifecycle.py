@@ -87,8 +87,8 @@ class Lifecycle:
         self._skips_world_size: int | None = None
         """The number of ranks whose steps the user skipped before `start`; None: none were."""
         self.turn = Turn()
-        self._told: tuple[int | None, ...] = (epoch_of(self.dataset),)
-        """The epochs that the dataset may have without a call of the user's: the last one, and those of the loader."""
+        self._dataset_epoch = epoch_of(self.dataset)
+        """What the dataset's `set_epoch` was called with last, as far as is known here."""
         self.sample_errors = SampleErrors(options.report.max_errors)
         self._current: weakref.ref[EpochIterator] | None = None
         self._last = self._before = _NOTHING
@@ -332,13 +332,13 @@ class Lifecycle:
             session.observer.autotuner = Autotuner(number)
         self.sample_errors.begin(this.begin.epoch, this.plan.num_samples(this.begin.epoch))
         self._last = _NOTHING
-        epoch, told = this.begin.epoch, epoch_of(given)
-        if told not in (None, epoch, *self._told):
+        before_epoch, self._dataset_epoch = self._dataset_epoch, epoch_of(given)
+        if self._dataset_epoch != before_epoch and self.options.delivery.uses_processes:
             warn(
-                f"the dataset's set_epoch was called with {told}, but this pass is epoch {epoch}, and the loader calls "
-                f"set_epoch({epoch}) where it fetches; call loader.set_epoch({told}) instead"
+                "the dataset's set_epoch was called since the loader started, but worker processes have copies of the "
+                "dataset, and don't see that. Let samples depend on sample_rng(), which differs in each epoch; or make "
+                "a new loader for each epoch; or use threads, or DataLoader"
             )
-        self._told = told, epoch, epoch + 1
         return source
 
     def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:

@@ -27,7 +27,6 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
 from swift_loader.transport.segments import PrivateSlots
-from swift_loader.worker.fetch import Epochs
 from swift_loader.worker.seeding import Rng, keep_to_this_thread, snapshot_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_worker import TorchThread
@@ -171,7 +170,6 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         """Slots that a worker keeps while no batch is in them."""
         self._metrics = metrics
         self._dataset = dataset
-        self._epochs = Epochs(dataset, is_shared=True)
         self._datasets: dict[int, Any] = {}
         """Those of the first workers, by serial number, until they have started."""
         self.plan_now = NewPlan(0, spec.plan)
@@ -225,7 +223,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             metrics=self._metrics,
             who=self.explainer.who(worker),
             store=worker.slots,
-            identity=TorchThread(worker.worker_id, None if spec.options.dataset_per_worker else self._epochs),
+            identity=TorchThread(worker.worker_id),
         )
 
     def watching(self) -> AbstractContextManager[None]:

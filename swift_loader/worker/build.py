@@ -32,7 +32,7 @@ from swift_loader.worker.fetch import KeyedSamples, PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
-from swift_loader.worker.torch_worker import TorchIdentity, TorchThread
+from swift_loader.worker.torch_worker import TorchIdentity
 
 # CPU time of a worker, and how long it was ready to run but had no core -----------------------------------------------
 
@@ -150,9 +150,9 @@ class BatchBuilder:
         """Where the samples come from. It takes another plan, and has the dataset's state after the last batch."""
         if mode is None:
             seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
-            on_error, epochs = options.on_error, worker.epochs if isinstance(worker, TorchThread) else None
+            on_error = options.on_error
             self.samples = PlannedSamples(
-                dataset, num_samples, on_error, seeding, definitions, self.hung, epochs, has_handlers=has_handlers
+                dataset, num_samples, on_error, seeding, definitions, self.hung, has_handlers=has_handlers
             )
             self.samples.use_plan(spec.plan)
         elif mode.is_stream:

@@ -11,10 +11,8 @@ StreamSamples    torch's IterableDataset: `worker.stream`
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ from swift_loader.transport.messages import FailureStage, Hung, SampleFailed
 from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.task import IndexArray, LostKeys, Task
 from swift_loader.worker.failure import BuildError, describe_failure
-from swift_loader.worker.seeding import Fetching, Rng, Seeding, preserved_generators, seed_generators
+from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.torch_worker import Resume, Snapshot, TorchIdentity, TorchMode, is_stateful
 
 
@@ -134,57 +132,6 @@ def _keys_of(task: Task) -> Any:
     return task.indices.to_list() if isinstance(task.indices, IndexArray) else task.indices
 
 
-class Epochs:
-    """Tells a dataset, and those that it wraps, of which epoch their samples are. Threads that share it share this."""
-
-    def __init__(self, dataset: Any, *, is_shared: bool = False) -> None:
-        """`is_shared`: between threads. Then one of them calls `set_epoch`, while the others don't fetch."""
-        self._settable = _with_epoch(dataset)
-        self._is_shared = is_shared
-        self._epoch: int | None = None
-        self._num_fetching = 0
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def during(self, seed: int, epoch: int) -> Iterator[None]:
-        """Fetch samples of an epoch. What `set_epoch` draws is the same in all workers."""
-        if not self._settable:
-            yield
-            return
-        with self._changed:
-            self._changed.wait_for(lambda: epoch == self._epoch or not self._num_fetching)
-            if epoch != self._epoch:
-                self._set(seed, epoch)
-            self._num_fetching += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_fetching -= 1
-                self._changed.notify_all()
-
-    def _set(self, seed: int, epoch: int) -> None:
-        self._epoch = None
-        try:
-            with nullcontext() if self._is_shared else preserved_generators():
-                if not self._is_shared:  # threads share the loop's generators
-                    seed_generators(derive_key(seed, Purpose.WORKER.value, epoch))
-                for one in self._settable:
-                    one.set_epoch(epoch)
-        except Exception as error:
-            raise BuildError(FailureStage.FETCH) from harmless(error)
-        self._epoch = epoch
-
-
-def _with_epoch(dataset: Any) -> list[Any]:
-    """Return the datasets that have `set_epoch`: this one, or those that it wraps, as `Subset` and `ConcatDataset`."""
-    if hasattr(dataset, "set_epoch"):
-        return [dataset]
-    held = getattr(dataset, "__dict__", {})  # a property may open a file
-    wrapped = [held.get("dataset"), *(several if isinstance(several := held.get("datasets"), list) else ())]
-    return [found for one in wrapped if one is not None for found in _with_epoch(one)]
-
-
 # By the plan ----------------------------------------------------------------------------------------------------------
 
 MAX_REPLACEMENTS = 10
@@ -204,19 +151,16 @@ class PlannedSamples(Samples):
         seeding: Seeding,
         definitions: Definitions,
         hung: Mapping[tuple[int, Any], Hung] | None = None,
-        epochs: Epochs | None = None,
         *,
         has_handlers: bool = False,
     ) -> None:
         """Prepare to fetch. `use_plan` comes before the first task.
 
-        `hung`: the samples that fail, by epoch and dataset index. There may be more later. `epochs`: of the dataset, if
-        threads share it. `has_handlers`: whether what a signal handler raises is the program's, and not an error of the
-        sample that it interrupts.
+        `hung`: the samples that fail, by epoch and dataset index. There may be more later. `has_handlers`: whether what
+        a signal handler raises is the program's, and not an error of the sample that it interrupts.
         """
         super().__init__(seeding)
         self._reader: PlanReader | None = None
-        self._epochs = epochs or Epochs(dataset)
         self._has_handlers = has_handlers
         self._num_samples = num_samples
         self._on_error = on_error
@@ -243,9 +187,7 @@ class PlannedSamples(Samples):
         assert reader is not None, "use_plan comes first"
         is_planned = task.indices is None
         indices = reader.batch(task.epoch, task.step).indices.tolist() if is_planned else list(_keys_of(task))
-        seed = reader.plan.settings.order.seed
-        with self._epochs.during(seed, task.epoch):
-            return self.fetch_indices(seed, task.epoch, indices)
+        return self.fetch_indices(reader.plan.settings.order.seed, task.epoch, indices)
 
     def fetch_indices(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
         """Return these samples. The caller calls `Seeding.needs_rebuild`.

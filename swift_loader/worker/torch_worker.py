@@ -274,8 +274,6 @@ class TorchThread:
     """A worker thread. It has no generators of its own, and `get_worker_info()` can't tell it from other threads."""
 
     worker_id: int
-    epochs: Any = None
-    """The `Epochs` of the dataset, if threads share it."""
 
     def use_seed(self, base_seed: int) -> None:
         """Do nothing. `sample_rng()` is keyed by the seed in any case."""
