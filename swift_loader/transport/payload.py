@@ -169,14 +169,15 @@ class Payload:
 
 
 def write_payload(
-    content: object, modules: tuple[str, ...], num_before: int = 0
+    content: object, modules: tuple[str, ...], num_before: int = 0, *, shares_tensors: bool = False
 ) -> tuple[PayloadLayout, list[int], list[object]]:
     """Write a payload to an anonymous file. `modules`: see `Environment`. `num_before`: see `Definitions`.
+    `shares_tensors`: see `Handover`.
 
     Returns the layout, descriptors that the caller owns, and the definitions that were sent by value. The template
     numbers its copies of them in this order. Raises `EncodeError` if a part of the object can't be sent.
     """
-    with handing_over() as handover:
+    with handing_over(shares_tensors=shares_tensors) as handover:
         layout, pieces, definitions = _encode(content, modules)
         num_descriptors = 1 + len(handover.descriptors)
         layout = replace(

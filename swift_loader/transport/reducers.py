@@ -251,27 +251,37 @@ def reduce_special(obj: Any, kind: type, definitions: Definitions) -> Any:
         raise TypeError("a thread that has been started can't be sent; start it in the process that uses it")
     if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
         return getattr, (types, _NAMES_OF_TYPES[id(obj)])
-    if get_spawning_popen() is not None and kind in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]  # noqa: SLF001
-        return _reduce_shared(obj, kind)
+    popen: Any = get_spawning_popen()
+    if popen is not None and kind in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]  # noqa: SLF001
+        return _reduce_shared(obj, kind, popen)
     return _reduce_ctype(obj) if isinstance(obj, type) else None
 
 
 # What multiprocessing hands over to a process that it spawns: locks, queues, connections, memory ---------------------
 
 
-def _reduce_shared(obj: Any, kind: type) -> Any:
+def _reduce_shared(obj: Any, kind: type, popen: Handover) -> Any:
     """Reduce an object as multiprocessing does while it spawns, or torch.multiprocessing; None if it isn't shared."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.storage.TypedStorage)):
-        storage = getattr(obj, "_untyped_storage", obj)  # a TypedStorage itself warns
         try:
-            is_shared = storage.device.type == "cpu" and storage.is_shared()
+            is_tensor = isinstance(obj, torch.Tensor)
+            storage = obj.untyped_storage() if is_tensor else getattr(obj, "_untyped_storage", obj)  # a typed one warns
+            is_shared = storage.device.type == "cpu" and (
+                storage.is_shared() or (popen.shares(storage) and getattr(obj, "grad_fn", None) is None)
+            )
         except (NotImplementedError, RuntimeError):  # it has no storage, as a sparse one
             is_shared = False
     else:
         is_ctype = isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union))  # noqa: SLF001
         is_shared = hasattr(obj, "_wrapper") if is_ctype else kind is not partial and kind not in reducers()
     return ForkingPickler._extra_reducers[kind](obj) if is_shared else None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+_MAX_SHARED = 256
+"""How many tensors are moved into shared memory, by number of descriptors. Further ones are copied."""
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where torch makes it; nothing is made there here
 
 
 class Inherited:
@@ -293,9 +303,18 @@ class Handover:
 
     DupFd = Inherited
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_tensors: bool) -> None:
+        """`shares_tensors`: move tensors into shared memory, as torch does while it spawns."""
+        self._shares_tensors = shares_tensors
         self.descriptors: dict[int, int] = {}
         """Duplicates, by the descriptor in use. Owned."""
+
+    def shares(self, storage: Any) -> bool:
+        """Return whether a tensor's memory is to be moved. Each takes a descriptor, and these may run out."""
+        if not self._shares_tensors or len(self.descriptors) >= _MAX_SHARED:
+            return False
+        there = os.statvfs(_SHARED_MEMORY)
+        return bool(storage.nbytes() < there.f_bavail * there.f_frsize)
 
     def duplicate_for_child(self, descriptor: int) -> tuple[int, int, int]:
         """Return the number of a descriptor, and the file, which tells two pickles apart."""
@@ -306,9 +325,12 @@ class Handover:
 
 
 @contextmanager
-def handing_over() -> Iterator[Handover]:
-    """Let this thread pickle what multiprocessing pickles only while it spawns. Closes descriptors that are left."""
-    handover = Handover()
+def handing_over(*, shares_tensors: bool = False) -> Iterator[Handover]:
+    """Let this thread pickle what multiprocessing pickles only while it spawns. Closes descriptors that are left.
+
+    `shares_tensors`: see `Handover`.
+    """
+    handover = Handover(shares_tensors=shares_tensors)
     set_spawning_popen(handover)  # type: ignore[arg-type]
     try:
         yield handover

@@ -154,6 +154,25 @@ def test_workers_get_what_children_of_multiprocessing_get(what: str, problems: d
     assert problems[what] == ""
 
 
+class Filled(Holding):
+    """Its workers fill a tensor that they all have."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.held[index] = index + 1
+        return {}
+
+
+@needs_template
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_tensors_are_moved_into_shared_memory_as_torch_does_it(method: str) -> None:
+    dataset: Any = Filled(torch.zeros(3))
+    dataset.other = torch.eye(3).to_sparse()
+    for _ in range(2):
+        list(DataLoader(dataset, sampler=range(3), num_workers=2, multiprocessing_context=method))
+    assert dataset.held.tolist() == [1, 2, 3]
+    assert dataset.held.is_shared()
+
+
 @needs_template
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_nobody_is_forked_who_asked_not_to(method: str) -> None:

@@ -123,7 +123,9 @@ class Starter(LoopThread):
             return
         launch, descriptors = ServerLaunch(), list[int]()
         try:
-            layout, descriptors, definitions = write_payload(spec, spec.modules, len(fleet.definitions))
+            layout, descriptors, definitions = write_payload(
+                spec, spec.modules, len(fleet.definitions), shares_tensors=self._is_torch
+            )
             fleet.definitions.extend(definitions)
             self._modules = tuple(dict.fromkeys((*self._modules, *modules_of(layout, descriptors[0]))))
             with self.lock:
