@@ -7,6 +7,7 @@ structure, because reading the structure runs the user's code.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import re
@@ -243,3 +244,15 @@ def modules_of(layout: PayloadLayout, descriptor: int) -> tuple[str, ...]:
     found = (match.groups() for match in _NAMES.finditer(b"".join(pieces)))
     names = dict.fromkeys(name.decode("ascii") for length, name in found if length[0] == len(name))
     return tuple(name for name in names if name in sys.modules and name not in MAIN_MODULES and can_be_found(name))
+
+
+@functools.cache
+def depends_on_torch(package: str) -> bool:
+    """Return whether an installed package needs torch, always or for some of what it does."""
+    import importlib.metadata
+
+    try:
+        needed = importlib.metadata.requires(package) or ()
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # a ValueError if there is no name
+        return False
+    return any(re.match(r"torch(?![\w-])", one) for one in needed)

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from swift_loader import SwiftLoaderWarning, WorkerDied
+from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
 from swift_loader.executors.process import starter
 from swift_loader.executors.process.root import ROOTS, SWITCH
 from swift_loader.executors.process.template import ServerLaunch
@@ -110,6 +110,17 @@ def test_a_module_is_imported_once_for_all_loaders(is_of_script: bool, module: M
     for _ in range(3):
         assert ids_of(once(data_class)) == list(range(8))
     assert module.num_imports() == 1
+
+
+@pytest.mark.slow
+def test_torch_is_imported_before_the_fork_if_the_dataset_s_library_may_need_it() -> None:
+    library = pytest.importorskip("datasets")
+    code = "def seen(_): import os; return 'libtorch' in open(f'/proc/{os.getppid()}/maps').read()"
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, script)
+    for dataset, is_seen in ((range(8), False), (library.Dataset.from_dict({"x": range(8)}), True)):
+        with SwiftLoader(dataset=dataset, worker_per_consumer=1, collate_fn=script["seen"]) as loader:
+            assert set(loader) == {is_seen}
 
 
 @pytest.mark.parametrize("thread", ["swift_loader-root", "swift_loader-starter"])

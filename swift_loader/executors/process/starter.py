@@ -8,6 +8,7 @@ another one with the same payload.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,14 @@ from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.channel import MAX_DESCRIPTORS, Channel, duplicate, explaining_limits
 from swift_loader.transport.messages import Built, Failure
-from swift_loader.transport.payload import Payload, PayloadLayout, modules_of, pack_payload, write_payload
+from swift_loader.transport.payload import (
+    Payload,
+    PayloadLayout,
+    depends_on_torch,
+    modules_of,
+    pack_payload,
+    write_payload,
+)
 from swift_loader.worker.spec import StartMethod
 
 # Templates start as forks of the root, which are quick, because the root has imported what the dataset needs; without a
@@ -127,7 +135,11 @@ class Starter(LoopThread):
                 spec, spec.modules, len(fleet.definitions), shares_tensors=self._is_torch
             )
             fleet.definitions.extend(definitions)
-            self._modules = tuple(dict.fromkeys((*self._modules, *modules_of(layout, descriptors[0]))))
+            names = dict.fromkeys((*self._modules, *modules_of(layout, descriptors[0])))
+            packages = {name.partition(".")[0] for name in names} - {"swift_loader"}
+            if "torch" in sys.modules and any(map(depends_on_torch, packages)):
+                names["torch"] = None  # else each worker may import it for its first sample, as one of Hugging Face's
+            self._modules = tuple(names)
             with self.lock:
                 if not self.is_open:
                     raise LoaderClosed("the loader was closed; make a new one")
