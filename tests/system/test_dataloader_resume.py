@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import random
 import signal
@@ -642,18 +643,23 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
     torch.manual_seed(5)
     loader, found, states = make(), list[Any](), list[Any]()
     for _ in range(3):
-        for batch in loader:
+        iterator = iter(loader)
+        states.append((len(found), torch.get_rng_state(), loader.state_dict()))
+        for batch in iterator:
             found.append(batch.tolist())
             states.append((len(found), torch.get_rng_state(), loader.state_dict()))
         states[-1] = len(found), torch.get_rng_state(), loader.state_dict()
     assert sorted(index for batch in found[:10] for index in batch) == list(range(30))
-    for num_found, generator, state in states[:25]:
-        if kind == "counts at the first item" and num_found % 10 == 1:
-            continue  # a second draw tells
-        resumed = make()
-        resumed.load_state_dict(state)
-        torch.set_rng_state(generator)
-        following = [batch.tolist() for _ in range(2) for batch in resumed]
+    for num_found, saved, state in states[:27]:
+        following, stopped, generator = list[Any](), state, saved
+        for _ in range(2):  # with a stop after one more batch
+            resumed = make()
+            resumed.load_state_dict(stopped)
+            torch.set_rng_state(generator)
+            iterator = iter(resumed)
+            following += [batch.tolist() for batch in itertools.islice(iterator, 1)]
+            stopped, generator = resumed.state_dict(), torch.get_rng_state()
+        following += [batch.tolist() for batches in (iterator, resumed) for batch in batches]
         assert following[:5] == found[num_found : num_found + 5], num_found
 
 
