@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
 from swift_loader import DataLoader, ShuffleBatchSampler, StateMismatch
 from tests.support.chains import Chain, Make, plain, run_whole, seed_all
@@ -661,6 +661,48 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
             stopped, generator = resumed.state_dict(), torch.get_rng_state()
         following += [batch.tolist() for batches in (iterator, resumed) for batch in batches]
         assert following[:5] == found[num_found : num_found + 5], num_found
+
+
+class ToldEpoch(Dataset[int]):
+    """Has an epoch once it was told one."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return 10 * self.epoch + index
+
+
+def test_only_an_epoch_that_a_dataset_had_is_told_again() -> None:
+    def make(epoch: int | None) -> Any:
+        dataset = ToldEpoch()
+        if epoch is not None:
+            dataset.set_epoch(epoch)
+        return DataLoader(dataset)
+
+    untold, told = make(None), make(3)
+    iterators = iter(untold), iter(told)
+    begun = [untold.state_dict(), told.state_dict()]
+    next(iterators[1])
+    for state, epoch, expected in (
+        (begun[0], 1, [10, 11, 12, 13]),
+        (begun[1], 1, [30, 31, 32, 33]),
+        (told.state_dict(), 1, [31, 32, 33]),
+        (told.state_dict(), None, [31, 32, 33]),
+    ):
+        resumed = make(epoch)
+        resumed.load_state_dict(state)
+        assert [batch.item() for batch in resumed] == expected
+    for state in (begun[1], told.state_dict()):
+        other: Any = DataLoader(range(4))  # type: ignore[arg-type]
+        with pytest.raises(StateMismatch, match=r"in epoch 3, but a range has no set_epoch\(\) to be told it; give"):
+            other.load_state_dict(state)
+        assert [batch.item() for batch in other] == [0, 1, 2, 3]
+    list(iterators[1])
+    other.load_state_dict(told.state_dict())  # another epoch begins
 
 
 class Shuffled(Sampler[int]):
