@@ -343,7 +343,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             elif self.persistent_workers:
                 self._latest.close()  # also if somebody still has its iterator: there is one set of workers
         continued = None if resume is None or resume.draws.begins_epoch else resume.draws
-        if continued is not None and continued.dataset_epoch != epoch_of(self.dataset):
+        if continued is not None and continued.dataset_epoch not in (None, epoch_of(self.dataset)):
             self.dataset.set_epoch(continued.dataset_epoch)  # type: ignore[attr-defined]
         shard = options.shard_of(self)
         if not self.num_workers:

@@ -101,10 +101,13 @@ class Draws:
         """The global generators where drawing again has left them. The rest of the epoch is drawn from there."""
         self._iterator: Iterator[Any] = iter(())
         self._start: SamplerState | None = None
-        """The state of the sampler when the epoch began. None: it has none, or this continues at a later one."""
-        self._draws_again = state is not None and state.draws_again
-        """Whether the sampler's state doesn't tell the place in the epoch."""
-        self.num_drawn = 0
+        """The state of the sampler when the epoch began. None: it has none, or this continues at a later one, or it is
+        one of ours, whose state tells the place."""
+        self._draws_again = state is not None and state.draws_again and state.num_drawn > 1
+        """Whether the sampler's state doesn't tell the place in the epoch. That shows only in the second draw: the
+        first one may have counted the epoch."""
+        self.num_drawn = self._num_here = 0
+        """Of the epoch; and by this object, which doesn't count those that are drawn again."""
         if state is not None and len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
                 set_generator(generator, packed)
@@ -127,7 +130,8 @@ class Draws:
             self._generator.manual_seed(derive_key(self.seed, Purpose.GENERATOR.value, epoch))
         own, draws_seed = self._source.pack_generators(), base_seed is None
         before = states_of(_GENERATORS) if self._source.may_draw else None
-        self._start = self._source.state_of_sampler()
+        if not isinstance(self._source.sampler, ResumableSampler):
+            self._start = self._source.state_of_sampler()
         self._iterator = self._source.iterate()
         of_sampler, _ = self._source.state_of_sampler() or (None, None)
         if before is not None:
@@ -154,7 +158,7 @@ class Draws:
         if not state.is_begun:
             self._untold = self._used, self._used
         self._start = state.sampler_state if state.draws_again else None
-        if self._source.epochs and (state.sampler_state is None or state.draws_again):
+        if self._source.epochs and (state.sampler_state is None or (state.draws_again and state.is_begun)):
             self._iterator = self._draw_again_later(state)
         else:
             self._iterator = self._draw_again(state)
@@ -168,7 +172,8 @@ class Draws:
         counts = (state.sampler_state is None or state.draws_again) and not self._source.is_stream
         num_again = state.num_drawn if counts else 0
         first = _NOTHING
-        with _applied(self._used), self._source.at_epochs(state.sampler_epochs if num_again else None):
+        epochs = state.sampler_epochs if num_again and state.of_sampler is None else None  # else its state has it
+        with _applied(self._used), self._source.at_epochs(epochs):
             iterator = self._source.iterate(state.sampler_state, state.sampler_epochs)
             if state.draws_seed and (self._generator is not None or "torch" in self._used):
                 self._draw_base_seed()  # else nobody draws from its generator again
@@ -203,6 +208,7 @@ class Draws:
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self._draws_again = self._draws_again or (self._start is not None and self._source.has_stayed)
         self.num_drawn += 1
+        self._num_here += 1
         return drawn
 
     def _next_replayed(self) -> Drawn | None:
@@ -229,7 +235,9 @@ class Draws:
         `num_drawn`: batches that the loop got. `sampler_state`: as in the last one's `Drawn`. `is_over`: the loop has
         met the end of the epoch.
         """
-        if self._draws_again:  # as a sampler counts its epochs when one begins, or when it ends
+        is_known = self._draws_again or self._num_here > 1
+        draws_again = self._draws_again if is_known else self._start is not None
+        if draws_again:  # as a sampler counts its epochs when one begins, or when it ends
             sampler_state = self._source.state_of_sampler() if is_over else self._start
         elif not num_drawn and sampler_state is None:
             sampler_state = self.begun.sampler_state
@@ -241,8 +249,8 @@ class Draws:
             of_sampler=of_sampler,
             of_iterator=of_iterator,
             generators=self._source.pack_generators() if is_over else self.begun.generators,
-            global_states={} if is_over or not (sampler_state is None or self._draws_again) else pack_states(used),
-            draws_again=self._draws_again,
+            global_states={} if is_over or not (sampler_state is None or draws_again) else pack_states(used),
+            draws_again=draws_again,
             is_begun=self._untold is None,
             sampler_epochs=self._source.epochs if self._sampler_epochs is None else self._sampler_epochs,
             dataset_epoch=epoch_of(self._dataset),

@@ -339,7 +339,15 @@ def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -
     stream only the same. The states of a map-style dataset need as many workers as they are of, see
     `needs_its_workers`. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
     """
-    if position.draws.begins_epoch or not position.num_yielded:
+    if position.draws.begins_epoch:
+        return
+    if position.draws.dataset_epoch is not None and not hasattr(loader.dataset, "set_epoch"):
+        raise StateMismatch(
+            f"the state is of a dataset in epoch {position.draws.dataset_epoch}, but a {type(loader.dataset).__name__} "
+            f"has no set_epoch() to be told it; give the dataset that the state was saved with, or begin without "
+            f"load_state_dict()"
+        )
+    if not position.num_yielded:
         return
     shard = shard_of(loader)
     num_sharing, is_stream = 0 if shard is None else shard.world_size, isinstance(loader.dataset, IterableDataset)

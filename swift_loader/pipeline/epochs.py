@@ -354,7 +354,8 @@ class Epochs:
         _close_all(self._idle)
         if run is None:
             run = self._open(state, iterator)
-        passes_end = state.place is not None and self._chosen is None
+        ends_together = self.chain.equal_batches or all(split.ends_together for split in self.chain.splits)
+        passes_end = state.place is not None and self._chosen is None and ends_together
         self._loaded = self._chosen = None
         shards = [split.place for split in self.chain.splits]
         begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=(), shards=shards)

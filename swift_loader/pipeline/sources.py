@@ -255,6 +255,11 @@ class Split(NamedTuple):
             return None
         return None if self.is_even else ranks.rank, ranks.world_size
 
+    @property
+    def ends_together(self) -> bool:
+        """Whether nothing is left for any rank if nothing is left for this one."""
+        return (self.is_even and self.shard.is_equal) or self.shard.ranks.world_size == 1
+
     def check(self, saved: ShardPlace) -> None:
         """Check that this rank can continue at a place."""
         own = self.place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import random
 import signal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
 from swift_loader import DataLoader, ShuffleBatchSampler, StateMismatch
 from tests.support.chains import Chain, Make, plain, run_whole, seed_all
@@ -642,19 +643,66 @@ def test_a_sampler_whose_state_does_not_tell_the_place_is_drawn_again(kind: str,
     torch.manual_seed(5)
     loader, found, states = make(), list[Any](), list[Any]()
     for _ in range(3):
-        for batch in loader:
+        iterator = iter(loader)
+        states.append((len(found), torch.get_rng_state(), loader.state_dict()))
+        for batch in iterator:
             found.append(batch.tolist())
             states.append((len(found), torch.get_rng_state(), loader.state_dict()))
         states[-1] = len(found), torch.get_rng_state(), loader.state_dict()
     assert sorted(index for batch in found[:10] for index in batch) == list(range(30))
-    for num_found, generator, state in states[:25]:
-        if kind == "counts at the first item" and num_found % 10 == 1:
-            continue  # a second draw tells
-        resumed = make()
-        resumed.load_state_dict(state)
-        torch.set_rng_state(generator)
-        following = [batch.tolist() for _ in range(2) for batch in resumed]
+    for num_found, saved, state in states[:27]:
+        following, stopped, generator = list[Any](), state, saved
+        for _ in range(2):  # with a stop after one more batch
+            resumed = make()
+            resumed.load_state_dict(stopped)
+            torch.set_rng_state(generator)
+            iterator = iter(resumed)
+            following += [batch.tolist() for batch in itertools.islice(iterator, 1)]
+            stopped, generator = resumed.state_dict(), torch.get_rng_state()
+        following += [batch.tolist() for batches in (iterator, resumed) for batch in batches]
         assert following[:5] == found[num_found : num_found + 5], num_found
+
+
+class ToldEpoch(Dataset[int]):
+    """Has an epoch once it was told one."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return 10 * self.epoch + index
+
+
+def test_only_an_epoch_that_a_dataset_had_is_told_again() -> None:
+    def make(epoch: int | None) -> Any:
+        dataset = ToldEpoch()
+        if epoch is not None:
+            dataset.set_epoch(epoch)
+        return DataLoader(dataset)
+
+    untold, told = make(None), make(3)
+    iterators = iter(untold), iter(told)
+    begun = [untold.state_dict(), told.state_dict()]
+    next(iterators[1])
+    for state, epoch, expected in (
+        (begun[0], 1, [10, 11, 12, 13]),
+        (begun[1], 1, [30, 31, 32, 33]),
+        (told.state_dict(), 1, [31, 32, 33]),
+        (told.state_dict(), None, [31, 32, 33]),
+    ):
+        resumed = make(epoch)
+        resumed.load_state_dict(state)
+        assert [batch.item() for batch in resumed] == expected
+    for state in (begun[1], told.state_dict()):
+        other: Any = DataLoader(range(4))  # type: ignore[arg-type]
+        with pytest.raises(StateMismatch, match=r"in epoch 3, but a range has no set_epoch\(\) to be told it; give"):
+            other.load_state_dict(state)
+        assert [batch.item() for batch in other] == [0, 1, 2, 3]
+    list(iterators[1])
+    other.load_state_dict(told.state_dict())  # another epoch begins
 
 
 class Shuffled(Sampler[int]):

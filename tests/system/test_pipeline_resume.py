@@ -380,6 +380,40 @@ def test_one_rank_continues_on_several_unless_a_stage_counts(name: str) -> None:
         assert taken == whole
 
 
+@pytest.mark.parametrize(
+    ("make", "ranks", "num_taken", "rests"),
+    [
+        (lambda *ranks: Pipeline(range(10)).shard(*ranks, equal=False), (1, 2), 9, [[9], []]),
+        (lambda *ranks: Pipeline(range(7)).shard(*ranks, equal=False).batch(2), (2, 2), 2, [[], []]),
+        (lambda *ranks: Pipeline(range(10)).shard(*ranks).filter(lambda number: number != 9), (2, 2), 4, [[8], []]),
+        (lambda *ranks: Pipeline(range(10)).shard(*ranks, equal=False), (2, 1), 5, None),
+        (lambda *ranks: Pipeline(range(10)).shard(*ranks), (2, 3), 5, None),
+        (lambda *ranks: Pipeline(range(10)).shard(*ranks).shuffle(3), (2, 2), 5, None),
+    ],
+    ids=["uneven", "partial batch", "filter", "one rank", "other ranks", "shuffle"],
+)
+def test_ranks_begin_the_next_epoch_together(
+    make: Sharing, ranks: tuple[int, int], num_taken: int, rests: list[list[int]] | None
+) -> None:
+    """`rests`: of each rank. None: nothing is left for all, so they begin it at once."""
+    num_before, num_after = ranks
+    states = []
+    for rank in range(num_before):
+        pipeline = make(rank, num_before)
+        list(itertools.islice(pipeline, num_taken))
+        states.append(pipeline.state_dict())
+    for rank in range(num_after):
+        pipeline = make(rank, num_after)
+        pipeline.load_state_dict(states[rank if num_before == num_after else 0])
+        if rests is not None:
+            assert list(pipeline) == rests[rank]
+        assert pipeline.state_dict()["epoch"] == (rests is not None)
+        whole = make(rank, num_after)
+        whole.set_epoch(1)
+        assert list(pipeline) == list(whole)
+        assert pipeline.state_dict()["epoch"] == 2
+
+
 @pytest.mark.parametrize("name", ["shuffle", "filter"])
 def test_ranks_that_are_added_or_taken_away_and_states_of_earlier_versions(name: str) -> None:
     make: Sharing = SHARING[name]
