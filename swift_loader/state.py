@@ -100,21 +100,16 @@ def _of_pipeline(state: Mapping[str, Any]) -> dict[str, str]:
 def _of_sampler(state: Mapping[str, Any]) -> dict[str, str]:
     check_version(state, VERSION, "sampler")
     fields = checked_fields(state, dict.fromkeys(("seed", "epoch", "position", "finished"), integer(0, 2**MAX_BITS)))
-    facts = [f"{name}={shown(value)}" for name, value in state.items() if name not in {*fields, "version", *_INNER}]
-    unit = _UNITS.get(str(state["sampler"]), "batches")
+    of_inner = "inner", "inner_position"  # of `distributed`: the state of the sampler that it splits
+    facts = [f"{name}={shown(value)}" for name, value in state.items() if name not in {*fields, "version", *of_inner}]
+    units = {"WeightedBatchSampler": "samples", "StratifiedBatchSampler": "samples", "distributed": "items"}
     return {
         "epoch": f"{fields['epoch']}{', which is over' * fields['finished']}",
-        "position": f"after {fields['position']:,} {unit} of all ranks",
+        "position": f"after {fields['position']:,} {units.get(str(state['sampler']), 'batches')} of all ranks",
         "seed": f"{fields['seed']}",
         "order": ", ".join(facts),
     }
 
-
-_INNER = ("inner", "inner_position")
-"""What a state of `distributed` has of the sampler that it splits."""
-
-_UNITS = {"WeightedBatchSampler": "samples", "StratifiedBatchSampler": "samples", "distributed": "items"}
-"""What a sampler's position counts, if not batches."""
 
 _KINDS: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], dict[str, str]]]] = {
     "sampler": ({"version", "sampler", "seed", "epoch", "position"}, _of_sampler),

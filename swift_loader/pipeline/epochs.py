@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from swift_loader.delivery.iterator import LoopIterator, Turn
@@ -27,57 +27,8 @@ VERSION = 1
 # Where a run is, as plain types.
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineState:
-    """What a pipeline needs to continue."""
-
-    epoch: int
-    place: Place | None
-    """Of the next item; None: the beginning of the epoch."""
-    seed: int
-    parameters: Sequence[str] = ()
-    """What the meaning of the place depends on: `Chain.parameters`."""
-    sources: Sequence[Any] = ()
-    """For each source: (number of items, its own state) or None."""
-    told: int | None = None
-    """The epoch that the sources were told; None: none."""
-    failures: Sequence[int] = ()
-    """How many items each `map` has left out in the epoch, in the order of the pipeline."""
-    lengths: Sequence[int | None] = ()
-    """Of each source that has an index, if the place is in the middle of an epoch."""
-    shards: Sequence[ShardPlace] | None = ()
-    """Of each `shard`: which ranks can continue at the place. None: an older state doesn't say it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types, if the sources' states are."""
-        return {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "place": None if self.place is None else _as_lists(self.place),
-            "seed": self.seed,
-            "parameters": list(self.parameters),
-            "sources": tuple(self.sources),  # torch.distributed.checkpoint would take dicts in a list apart
-            "told": self.told,
-            "failures": list(self.failures),
-            "lengths": list(self.lengths),
-            "shards": None if self.shards is None else _as_lists(tuple(self.shards)),
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> PipelineState:
-        """Return a state that `to_dict` gave.
-
-        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
-        """
-        check_version(state, VERSION, "pipeline")
-        if unknown := {*state} - {"version", *_FORMS}:
-            names = sorted(map(str, unknown))
-            raise StateMismatch(f"the state has the entries {names}; a pipeline's has only {sorted(_FORMS)}")
-        return cls(**checked_fields({**_NEWER, **state}, _FORMS))
-
-
 def _as_lists(place: Any) -> Any:
-    return [_as_lists(part) for part in place] if isinstance(place, tuple) else place
+    return [_as_lists(part) for part in place] if isinstance(place, (list, tuple)) else place
 
 
 def _as_tuples(place: Any) -> Any:
@@ -89,20 +40,52 @@ def _read_pair(given: Any) -> tuple[Any, Any]:
     return first, second
 
 
-_NEWER = {"told": None, "failures": (), "lengths": (), "shards": None}
-"""What older states don't have."""
+def _of(form: Form, **default: Any) -> Any:
+    """Declare a field of a state. `default`: of a field that older states don't have."""
+    return field(metadata={"form": form}, **default)
 
-_FORMS = {
-    "epoch": integer(0, MAX_EPOCH),
-    "place": Form("a place", _as_tuples),
-    "seed": integer(0, 2**MAX_BITS),
-    "parameters": several(Form("a text", str)),
-    "sources": several(optional(Form("a pair", _read_pair))),
-    "told": optional(integer(0, MAX_EPOCH)),
-    "failures": several(integer(0, MAX_EPOCH)),
-    "lengths": several(optional(integer(0, 2**MAX_BITS))),
-    "shards": optional(several(optional(Form("a pair", _read_pair)))),
-}
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """What a pipeline needs to continue."""
+
+    epoch: int = _of(integer(0, MAX_EPOCH))
+    place: Place | None = _of(Form("a place", _as_tuples))
+    """Of the next item; None: the beginning of the epoch."""
+    seed: int = _of(integer(0, 2**MAX_BITS))
+    parameters: Sequence[str] = _of(several(Form("a text", str)))
+    """What the meaning of the place depends on: `Chain.parameters`."""
+    sources: Sequence[Any] = _of(several(optional(Form("a pair", _read_pair))))
+    """For each source: (number of items, its own state) or None."""
+    told: int | None = _of(optional(integer(0, MAX_EPOCH)), default=None)
+    """The epoch that the sources were told; None: none."""
+    failures: Sequence[int] = _of(several(integer(0, MAX_EPOCH)), default=())
+    """How many items each `map` has left out in the epoch, in the order of the pipeline."""
+    lengths: Sequence[int | None] = _of(several(optional(integer(0, 2**MAX_BITS))), default=())
+    """Of each source that has an index, if the place is in the middle of an epoch."""
+    shards: Sequence[ShardPlace] | None = _of(optional(several(optional(Form("a pair", _read_pair)))), default=None)
+    """Of each `shard`: which ranks can continue at the place. None: an older state doesn't say it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types, if the sources' states are."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        # The sources' are in a tuple: torch.distributed.checkpoint would take dicts in a list apart.
+        lists = {name: tuple(value) if name == "sources" else _as_lists(value) for name, value in values.items()}
+        return {"version": VERSION, **lists}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> PipelineState:
+        """Return a state that `to_dict` gave.
+
+        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
+        """
+        check_version(state, VERSION, "pipeline")
+        forms = {one.name: one.metadata["form"] for one in fields(cls)}
+        if unknown := {*state} - {"version", *forms}:
+            names = sorted(map(str, unknown))
+            raise StateMismatch(f"the state has the entries {names}; a pipeline's has only {sorted(forms)}")
+        newer = {one.name: one.default for one in fields(cls) if one.default is not MISSING}
+        return cls(**checked_fields({**newer, **state}, forms))
 
 
 @dataclass(slots=True)
@@ -384,7 +367,7 @@ class Epochs:
         return [split.shard.describe() for split in splits]
 
     def _at_start(self, epoch: int, sources: Sequence[Any] = (), told: int | None = None) -> PipelineState:
-        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told)
+        return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told, shards=())
 
     def _open(self, state: PipelineState, iterator: PipelineIterator) -> Run:
         """Open a run. The sources are told their epoch, if they were told it where the state was taken.

@@ -117,8 +117,8 @@ _ENDS = (_End, Marker)
 class Relay(Generic[Thing]):
     """Things that were given and not taken yet, at most `max_things`. One thread takes; any thread may stop it.
 
-        giver ──put──► things ──iterate──► taker        put waits while it is full, the taker while it is empty
-              ◄─────── room ◄───────────                reserve waits, too, before the giver has the thing
+        giver ──add──► things ──iterate──► taker        the taker waits while it is empty
+              ◄─reserve─ room ◄─────────                reserve waits while it is full, before add
 
     It holds no lock in Python code. `end` and `stop` end every wait.
     """
@@ -171,12 +171,6 @@ class Relay(Generic[Thing]):
         """Add a thing for which room is reserved."""
         self._things.put(thing)
 
-    def put(self, thing: Thing | Marker) -> bool:
-        """Add a thing. Blocks while there is no room. Return False if nobody wants it any more."""
-        if has_room := self.reserve():
-            self.add(thing)
-        return has_room
-
     def end(self, error: BaseException | None = None) -> None:
         """Say that this giver has no more. The taker gets the error after all things before it."""
         self.error = self.error or error
@@ -190,8 +184,9 @@ class Relay(Generic[Thing]):
         try:
             for thing in self.source:
                 full_s = time.perf_counter()
-                if not self.put(thing):
+                if not self.reserve():
                     break
+                self.add(thing)
                 began_s += time.perf_counter() - full_s
         except BaseException as raised:
             error = raised
@@ -308,7 +303,7 @@ class Filler:
     It closes upstream when it ends, so generators of the user's are closed by the thread that ran them.
     """
 
-    def __init__(self, upstream: Passes, sink: Relay[Item] | Stage, stats: StageStats) -> None:
+    def __init__(self, upstream: Passes, sink: Relay[Item], stats: StageStats) -> None:
         """Only this thread uses `upstream`. The sink gets its items, and its end or error."""
         self._upstream = upstream
         self._sink = sink
@@ -378,12 +373,14 @@ class Feed(Relay[Any], WorkSource):
     The stage waits in `wait` while there is nothing to do.
     """
 
-    def __init__(self, max_items: int, epoch: int, *, puts_back: bool) -> None:
+    def __init__(self, max_items: int, epoch: int, dispatcher: Dispatcher, *, puts_back: bool) -> None:
         """Begin empty. `max_items`: how many may wait here. `epoch`: of the first items.
 
-        `puts_back`: the stage puts work back, and calls `note_done` at the end of each item.
+        `dispatcher`: is told of each item. `puts_back`: the stage puts work back, and calls `note_done` at the end of
+        each item.
         """
         super().__init__(max_items)
+        self._dispatcher = dispatcher
         self._returned: deque[ItemWork] = deque()
         """To be continued, before anything new."""
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -419,10 +416,8 @@ class Feed(Relay[Any], WorkSource):
             self._num_items += 1
         self._num_put += 1
         super().add(work)
-
-    def ring(self) -> None:
-        """Wake the stage if it waits. Call it after `put`, once the scheduler was told."""
-        if self._is_awaited:
+        self._dispatcher.act()
+        if self._is_awaited:  # after the scheduler was told
             self._bell.put(None)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -508,16 +503,17 @@ class Stage:
         items that fail.
         """
         max_in_flight = settings.limits.max_in_flight
-        self._feed = Feed(max_in_flight, policy.tally.epoch + policy.epoch, puts_back=self.puts_back)
+        self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
+        epoch = policy.tally.epoch + policy.epoch
+        self._feed = Feed(max_in_flight, epoch, self._dispatcher, puts_back=self.puts_back)
         self._stats = policy.tally.note(policy.stage)
         self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max(1, max_in_flight - concurrency))
         self._executor = executor
-        self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
         self._policy = policy
         self._num_taken = 0
         """How much work came back."""
         self._is_over = False
-        self._filler = Filler(upstream, self, self._stats)
+        self._filler = Filler(upstream, self._feed, self._stats)
 
     def start(self, plan: PlanSettings) -> None:
         """Start the executor, and begin to pull from upstream. `plan`: what workers know about the items.
@@ -531,20 +527,6 @@ class Stage:
         self._dispatcher.begin(self._feed, plan)
         self._filler.thread.start()
         self._stats.began_s = time.perf_counter()  # starting processes takes a while
-
-    def reserve(self) -> bool:
-        """Wait for room for one item, on the filling thread. Return False if nobody wants it any more."""
-        return self._feed.reserve()
-
-    def add(self, item: Item | Marker) -> None:
-        """Add an item for which room is reserved, on the filling thread."""
-        self._feed.add(item)
-        self._dispatcher.act()
-        self._feed.ring()
-
-    def end(self, error: BaseException | None) -> None:
-        """Say that no more items come, on the filling thread."""
-        self._feed.end(error)
 
     # Results. One thread of downstream's iterates.
 

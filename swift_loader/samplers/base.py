@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
-from swift_loader.checks import check_integer, check_optional_integer
+from swift_loader.checks import check_choice, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks, torch_distributed
@@ -34,15 +34,12 @@ class ResumableSampler(DistributedSampler[_Item]):
     A subclass yields the items of a pass in `_rest`, and advances the pass.
     """
 
-    _uneven = Uneven.PAD
-    """What happens in the last step, if there aren't items for all ranks."""
-
-    def __init__(self, ranks: Ranks, seed: int | None, *, is_seed_used: bool = True) -> None:
+    def __init__(self, ranks: Ranks, seed: int | None, uneven: str, *, is_seed_used: bool = True) -> None:
         """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here, if it is used.
 
         Before torch.distributed is initialised, the first pass does.
         """
-        self._ranks = ranks
+        self._ranks, self._uneven = ranks, check_choice("uneven", uneven, Uneven)
         self._has_own_seed = seed is not None
         self._seed = seed_of(seed)
         self._drawn_for = None if self._has_own_seed or not is_seed_used else Ranks(0, 1, "default")

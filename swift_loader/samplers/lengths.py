@@ -22,7 +22,6 @@ from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
 from swift_loader.samplers.packing import Indices, best_fit, checked_lengths
 from swift_loader.sampling.permutation import derive_key
-from swift_loader.sampling.plan import Uneven
 from swift_loader.sampling.run import Pass
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
@@ -68,8 +67,7 @@ class _GroupedSampler(ResumableSampler[list[int]]):
 
         `bucket_size`: samples that are sorted together. 0: none are.
         """
-        self._uneven = check_choice("uneven", uneven, Uneven)
-        super().__init__(ranks, seed, is_seed_used=check_flag("shuffle", shuffle))
+        super().__init__(ranks, seed, uneven, is_seed_used=check_flag("shuffle", shuffle))
         self._shuffle, self._costs, self._members, self._bucket_size = shuffle, costs, members, bucket_size
         self._facts = {**facts, "shuffle": int(shuffle), "checksum of lengths": zlib.crc32(costs.tobytes())}
         self._made: tuple[int, int, tuple[Indices, Indices, Indices]] | None = None

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from swift_loader.batch.digests import difference
-from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
+from swift_loader.checks import check_flag, check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import (
@@ -92,20 +92,16 @@ class _PlannedSampler(ResumableSampler[_Item]):
         """
         refuse_sampler("dataset", dataset)
         self._num_samples = len(dataset) if isinstance(dataset, Sized) else check_integer("dataset", dataset, 0)
-        batch_size = check_integer("batch_size", batch_size, 1)
+        self._batch_size = check_integer("batch_size", batch_size, 1)
         shuffle, self.drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
         window = check_optional_integer("nearby_shuffle", nearby_shuffle, 0)
-        chosen_uneven, ranks = check_choice("uneven", uneven, Uneven), ranks_of(num_replicas, rank)
-        order = OrderSettings.of(seed=seed_of(seed), shuffle=shuffle, window=window, batch_size=batch_size)
-        order = replace(order, mix=mix_of(dataset))
+        order = OrderSettings.of(seed=seed_of(seed), shuffle=shuffle, window=window, batch_size=self._batch_size)
         fixed = fixed_fields(seed=seed, shuffle=shuffle, window=window)
-        self._run = Run(order, fixed, is_of_loader=False)
+        self._run = Run(replace(order, mix=mix_of(dataset)), fixed, is_of_loader=False)
         """The order, too. A loaded state may replace it."""
-        super().__init__(ranks, seed, is_seed_used=shuffle)
+        super().__init__(ranks_of(num_replicas, rank), seed, uneven, is_seed_used=shuffle)
         self._passes = self._run
         self._run.note_length(self._num_samples)
-        self._settings = PlanSettings(order, batch_size, ranks.world_size, ranks.rank, chosen_uneven, self.drop_last)
-        """How the order is cut. `order` and ranks in it aren't used."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after what was drawn so far: plain integers, the same on every rank.
@@ -122,7 +118,7 @@ class _PlannedSampler(ResumableSampler[_Item]):
             StateMismatch: The state is of another dataset, seed or order. Nothing has changed then.
         """
         self._run.load_state_dict(state)
-        self._drawn_for = None
+        self._seed, self._drawn_for = self._run.order.seed, None
 
     def exclude(self, rows: Any) -> None:
         """Leave rows out from where the next pass begins, as `SwiftLoader.exclude` does. The state has them.
@@ -144,12 +140,12 @@ class _PlannedSampler(ResumableSampler[_Item]):
 
     def _agree(self) -> None:
         super()._agree()
-        if not self._run.has_own_seed:
-            self._run.take_seed(self._seed)
+        self._run.take_seed(self._seed)
 
     def _plan(self) -> Plan:
-        settings = replace(self._settings, world_size=self.num_replicas, rank=self.rank)
-        return Plan.of(self._num_samples, replace(settings, order=self._run.order, skips=self._run.skips))
+        order, replicas = self._run.order, self.num_replicas
+        settings = PlanSettings(order, self._batch_size, replicas, self.rank, self._uneven, self.drop_last)
+        return Plan.of(self._num_samples, replace(settings, skips=self._run.skips))
 
 
 def _cut(plan: Plan, this: Pass) -> Iterator[tuple[list[int], int]]:
@@ -185,7 +181,7 @@ class ShuffleBatchSampler(_PlannedSampler[list[int]], PlannedBatches):
     @property
     def batch_size(self) -> int:
         """Samples in a batch of one rank."""
-        return self._settings.batch_size
+        return self._batch_size
 
 
 class ShuffleSampler(_PlannedSampler[int]):
@@ -270,8 +266,7 @@ class ShardedSampler(ResumableSampler[_Item]):
         """Begin with epoch 0."""
         self.inner = inner
         self.batch_size = getattr(inner, "batch_size", None)
-        self._uneven = uneven
-        super().__init__(ranks, seed)
+        super().__init__(ranks, seed, uneven)
         self._name = "distributed"
         self._marks = deque([_START])
         """The first is the last one that isn't after the position."""

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.checks import check_choice, check_flag, check_integer
+from swift_loader.checks import check_flag, check_integer
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ranks_of, refuse_sampler
 from swift_loader.samplers.sharded import PlannedBatches
 from swift_loader.sampling.mixture import MAX_EXACT, Mix
 from swift_loader.sampling.permutation import derive_key, derive_keys
-from swift_loader.sampling.plan import MAX_EPOCH, Plan, PlanSettings, Uneven
+from swift_loader.sampling.plan import MAX_EPOCH, Plan, PlanSettings
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
 _DRAWS, _STRATA = 0xD2A35, 0x57A7A
@@ -39,8 +39,7 @@ class _OrderedBatchSampler(PlannedBatches):
 
     def __init__(self, ranks: Ranks, seed: int | None, batch_size: int, drop_last: bool, uneven: str) -> None:
         self.batch_size, self.drop_last = check_integer("batch_size", batch_size, 1), check_flag("drop_last", drop_last)
-        self._uneven = check_choice("uneven", uneven, Uneven)
-        super().__init__(ranks, seed)
+        super().__init__(ranks, seed, uneven)
 
     def _plan(self) -> Plan:
         order, replicas = OrderSettings(self._seed, shuffle=True, window=0, run_length=1), self.num_replicas
