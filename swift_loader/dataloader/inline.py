@@ -166,6 +166,7 @@ class InlineEpoch(Epoch):
         try:
             batch = self._fetch(drawn)
         except StopIteration:
+            self._drawn = None
             self.end()
             raise
         except Exception as error:
