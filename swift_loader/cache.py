@@ -282,6 +282,11 @@ def _check_file(dataset: Any, store: Store, facts: Facts, chosen: list[int], *, 
     except SamplesDraw:
         raise
     except (SwiftLoaderError, RuntimeError) as error:
+        if is_new:
+            warn(
+                f"{name} can't be compared with the datasets of other ranks, because no other process can make its "
+                f"samples ({type_name(error)}: {error}). Give the same dataset on all ranks, or a file to each"
+            )
         if "version" in facts or is_new:
             return
         raise CacheMismatch(

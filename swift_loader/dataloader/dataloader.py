@@ -333,6 +333,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             self._leave_forks(hangs)
             check_resumes(self, resume)  # somebody may have called `resize`
         if resume is not None and not resume.is_stream and needs_its_workers(self, resume):
+            warn(
+                f"the state has datasets of {resume.num_workers} workers in different states, so the rest of this "
+                f"epoch gets as many, and num_workers={self.num_workers} counts from the next epoch on"
+            )
             self._wanted.appendleft(self.num_workers)  # from the next epoch on, as after `resize`
             self.num_workers = resume.num_workers
         number = 0

@@ -493,3 +493,15 @@ def test_a_cache_of_two_ranks_is_that_of_a_name_or_the_order_and_of_equal_sample
     assert len({a, b, c, d}) == 4
     ends: dict[int, int] = dict((*first[2][:2], *second[2][:2]))
     assert sum(ends.values()) <= 0.8 * first[2][2]
+
+
+def test_a_new_file_that_can_not_be_compared_between_ranks_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("swift_loader.cache.place_of_ranks", lambda: (None, ""))
+    monkeypatch.setattr("swift_loader.cache._make_apart", fail)
+    with pytest.warns(SwiftLoaderWarning, match=r"can't be compared with .* other ranks.*planted"):
+        assert cached(range(20), where=tmp_path / "kept")[3] == 3

@@ -200,6 +200,7 @@ def test_a_sampler_is_asked_as_early_as_without_a_resize(sampler: str) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.filterwarnings("ignore:the state has datasets of")
 @pytest.mark.parametrize("dataset", [Drawing(), Stateful()])
 def test_a_state_resumes_around_resizes(dataset: Any) -> None:
     expected = run(loader_of(dataset, 2), {}, 1)
