@@ -38,7 +38,7 @@ from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings
 from swift_loader.sampling.run import PassState, PlannedPass, Run
 from swift_loader.sampling.skips import Position, SkippedRange
-from swift_loader.scheduler.delivery import Delivery, LeaseState
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
@@ -588,7 +588,7 @@ class EpochIterator(LoopIterator):
             except TooManyErrors as error:
                 self._fail(error)
         if delivery.lease is not None:
-            delivery.lease.state = LeaseState.KEPT
+            delivery.lease.keep()
         this.num_steps += 1
         lifecycle.note_delivery(this.num_steps, work.step, delivery.failures)
         return delivery

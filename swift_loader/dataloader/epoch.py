@@ -28,7 +28,7 @@ from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.agreement import RankVotes
 from swift_loader.runtime import is_interrupt, run_finalizer
-from swift_loader.scheduler.delivery import Delivery, LeaseState
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
 from swift_loader.worker.seeding import preserved_generators
 
@@ -102,7 +102,7 @@ class Epoch:
             raise StopIteration
         self._num_yielded += 1
         if delivery.lease is not None:
-            delivery.lease.state = LeaseState.KEPT
+            delivery.lease.keep()
         return delivery
 
     def _get_ready(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from swift_loader.scheduler.work import Work
 
@@ -37,6 +37,13 @@ class LeaseState(Enum):
     """Nobody but the user keeps it."""
 
 
+class Forks(Protocol):
+    """Knows the forks of this process."""
+
+    stamp: object
+    """Another object after each fork."""
+
+
 @dataclass(slots=True)
 class Lease:
     """A slot that a batch is in. Doesn't keep it."""
@@ -44,7 +51,19 @@ class Lease:
     nbytes: int
     num_wasted: int
     """How many of them the batch doesn't fill."""
+    forks: Forks
     state: LeaseState = LeaseState.READY
+    seen_since: object = None
+    """The stamp of the forks when the user's code got the batch. None: it hasn't yet, so no child of a fork uses it."""
+
+    def show(self) -> None:
+        """Note that the user's code gets the batch. A fork's child that comes later may have it."""
+        self.seen_since = self.seen_since or self.forks.stamp
+
+    def keep(self) -> None:
+        """Note that only the user keeps the batch's memory from here on. Any thread."""
+        self.show()
+        self.state = LeaseState.KEPT
 
 
 @dataclass(slots=True)
@@ -81,4 +100,4 @@ class Delivery:
     def keep(self) -> None:
         """Note that only the user keeps the batch's memory from here on. Any thread."""
         if self.lease is not None:
-            self.lease.state = LeaseState.KEPT
+            self.lease.keep()

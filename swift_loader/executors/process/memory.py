@@ -4,7 +4,8 @@ The thread that listens to the worker adds segments and lends slots. The thread 
 have come back. Both only use operations of dicts and deques that are atomic.
 
 All arrays and tensors of a batch are views of one `Leased`. When the last view dies, the lease dies, and its slot goes
-back to the worker. If the trainer forked in between, the slot is retired instead, because the child may still use it.
+back to the worker. If the trainer forked while the user had the batch, the slot is retired instead, because the child
+may still use it.
 The end of a lease takes no lock: it only removes from a dict and appends to a deque, which are both atomic.
 """
 
@@ -61,13 +62,13 @@ class LeaseBook:
 
         `used`: how many bytes of it the batch fills; None: all.
         """
-        lease = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
+        lease = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used), self._forks)
         self._held[slot] = lease
         self._largest = max(self._largest, segment.nbytes)
-        return Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, FORKS.stamp, lease), slot)
+        return Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, lease), slot)
 
-    def _end(self, stamp: object, lease: Lease, slot: int) -> None:
-        is_shared = self._forks.may_have_seen(stamp)
+    def _end(self, lease: Lease, slot: int) -> None:
+        is_shared = lease.seen_since is not None and self._forks.may_have_seen(lease.seen_since)
         if is_shared:
             self._shared.append(slot)  # first, see `not_free`
         if self._held.get(slot) is lease:  # a retired slot's number may be another one's by now

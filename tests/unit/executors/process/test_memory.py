@@ -115,6 +115,7 @@ def test_a_slot_that_comes_back_may_be_lent_at_once(is_shared: bool) -> None:
     interrupting = Interrupting(lambda: held.append(book.lease(0, segment)) if not held else None)
     first = book.lease(0, segment)
     if is_shared:
+        book.lease_of(0).keep()  # type: ignore[union-attr]
         fork_once()
         book._shared = interrupting
     else:
@@ -133,14 +134,18 @@ def fork_once() -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_slot_that_was_in_use_at_a_fork_is_never_written_again() -> None:
+def test_a_slot_that_the_user_had_at_a_fork_is_never_written_again() -> None:
     book = LeaseBook()
-    before, during = book.lease(0, segment_of()), book.lease(1, segment_of())
+    before, during, ready = (book.lease(slot, segment_of()) for slot in range(3))
+    for slot in (0, 1):
+        book.lease_of(slot).keep()  # type: ignore[union-attr]
     del before
     fork_once()
-    after = book.lease(2, segment_of())
-    del during, after
-    assert book.take_ended(10) == [0, 2]
+    after = book.lease(3, segment_of())
+    for slot in (2, 3):
+        book.lease_of(slot).keep()  # type: ignore[union-attr]
+    del during, ready, after
+    assert book.take_ended(10) == [0, 2, 3]
     assert book.take_shared(10) == [1]
     assert book.take_shared(10) == []
 
