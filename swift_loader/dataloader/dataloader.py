@@ -275,12 +275,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             return num_samples
         return num_samples // self.batch_size if self.drop_last else -(-num_samples // self.batch_size)
 
-    def _begin(self) -> tuple[Epoch, str | None, bool]:
-        """Begin an epoch. Return it, the device to pin for, and whether the loop has left it already."""
+    def _begin(self) -> tuple[Epoch, bool]:
+        """Begin an epoch. Return it, and whether the loop has left it already."""
         resume, self._loaded = self._loaded, None
         passes_epoch = resume is not None and not resume.draws.begins_epoch and self._passes_epoch
-        pin_device = options.pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
-        return self._begin_epoch(resume), pin_device, passes_epoch
+        options.warn_of_pinning(self)  # first, as with torch: it warns also if the epoch can't begin
+        return self._begin_epoch(resume), passes_epoch
 
     def resize(self, num_workers: int) -> None:
         """Change the number of workers. It returns at once, on any thread.

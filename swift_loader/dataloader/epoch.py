@@ -381,7 +381,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         If the loop has left this epoch, the first batch is that of the next one.
         """
         self._epoch: Epoch
-        self._epoch, self._pin_device, self._passes_epoch = loader._begin()  # noqa: SLF001
+        self._epoch, self._passes_epoch = loader._begin()  # noqa: SLF001
         self._taken: Delivery | None = None
         self._is_begun = False
         """Whether a batch was asked for."""
@@ -401,18 +401,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _advance(self) -> Delivery:
         delivery = self._taken  # there if a warning or an interrupt came before it was handed out
-        if delivery is None:
-            delivery = self._take()
-        if self._pin_device is not None:
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            try:
-                delivery.batch = pin_memory(delivery.batch, self._pin_device)
-            except Exception as error:
-                if not is_interrupt(error):
-                    self._taken = None  # the error is in its place
-                raise
-        return delivery
+        return self._take() if delivery is None else delivery
 
     def _take(self) -> Delivery:
         if not self._epoch.is_whole:

@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.epoch import Epoch
-from swift_loader.dataloader.options import rng_of
+from swift_loader.dataloader.options import pinning_of, rng_of
 from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.errors import noted
@@ -56,6 +56,7 @@ class InlineEpoch(Epoch):
         """What the next batch is made of, if an interrupt came while it was fetched."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
+        self._pin = pinning_of(loader)
         self._metrics = metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
@@ -165,6 +166,8 @@ class InlineEpoch(Epoch):
         began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
             batch = self._fetch(drawn)
+            if self._pin is not None:
+                batch = self._pin(batch)
         except StopIteration:
             self._drawn = None
             self.end()

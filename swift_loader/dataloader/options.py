@@ -11,7 +11,7 @@ import multiprocessing
 import random
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.tree import search
 from swift_loader.checks import check_choice, check_flag, checked
+from swift_loader.device.accelerator import accelerator, current, device_of, pinning_accelerator
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType, check_executor
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.worker.seeding import Rng
@@ -247,32 +248,38 @@ def _is_of_one_rank(dataset: Any) -> bool:
 # Page-locked memory ---------------------------------------------------------------------------------------------------
 
 
-def pin_device_of(loader: DataLoader[Any]) -> str | None:
-    """Return the kind of device for whose copies batches are page-locked; None: they aren't. Warns as torch does."""
+def warn_of_pinning(loader: DataLoader[Any]) -> None:
+    """Warn as torch does if `pin_memory` has no effect."""
     if not loader.pin_memory:
-        return None
+        return
     if loader.pin_memory_device:
         warnings.warn(
             f"pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device={loader.pin_memory_device!r}.",
             stacklevel=7,
         )
-    device = _accelerator()
-    if device not in (None, "mps"):
-        return device
-    problem = "no accelerator is found, then" if device is None else "not supported on MPS now,"
-    warnings.warn(
-        f"'pin_memory' argument is set as true but {problem} device pinned memory won't be used.", stacklevel=7
-    )
-    return None
+    kind = accelerator()
+    if kind in (None, "mps"):
+        problem = "no accelerator is found, then" if kind is None else "not supported on MPS now,"
+        warnings.warn(
+            f"'pin_memory' argument is set as true but {problem} device pinned memory won't be used.", stacklevel=7
+        )
 
 
-def _accelerator() -> str | None:
-    """Return the kind of the current accelerator; None if there is none."""
-    if not hasattr(torch, "accelerator"):  # before torch 2.6
-        return "cuda" if torch.cuda.is_available() else None
-    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return None if current is None else current.type
+def pinning_of(loader: DataLoader[Any]) -> Callable[..., Any] | None:
+    """Return what page-locks each batch as torch does, on any thread; None: nothing is to be done."""
+    kind = pinning_accelerator() if loader.pin_memory else None
+    if kind is None:
+        return None
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    device = device_of(kind)
+
+    def pinned(batch: Any, _memory: Any = None) -> Any:
+        with current(device):
+            return pin_memory(batch, kind)
+
+    return pinned
 
 
 # Frameworks -----------------------------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
-from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
+from swift_loader.dataloader.options import delivery_of, pinning_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
+from swift_loader.executors.process.reader import OnArrival
 from swift_loader.executors.processes import can_fork, make_fleet, warm_up
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
@@ -69,7 +70,7 @@ def start_workers(
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
     try:
-        return LoaderWorkers(options, delivery, base_seed, metrics)
+        return LoaderWorkers(options, delivery, base_seed, metrics, pinning_of(loader))
     except EncodeError as error:
         if not (why := loader._why_no_fork):  # noqa: SLF001
             raise
@@ -101,9 +102,17 @@ class LoaderWorkers:
     """
 
     def __init__(
-        self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, metrics: Metrics
+        self,
+        worker_options: WorkerOptions,
+        delivery: DeliveryOptions,
+        base_seed: int,
+        metrics: Metrics,
+        on_arrival: OnArrival | None,
     ) -> None:
-        """Start the workers, and wait until there is a dataset for them. `metrics`: of the loader, for all epochs."""
+        """Start the workers, and wait until there is a dataset for them.
+
+        `metrics`: of the loader, for all epochs. `on_arrival`: see `BatchReader`.
+        """
         mode = worker_options.torch
         assert mode is not None
         self.persist = mode.persists
@@ -128,11 +137,11 @@ class LoaderWorkers:
         """The worker processes. None if the workers are threads."""
         executor: Executor
         if self.fleet is not None:
-            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices)
+            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices, on_arrival=on_arrival)
         else:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given
-            executor = ThreadExecutor(spec, delivery, metrics, dataset, notices)
+            executor = ThreadExecutor(spec, delivery, metrics, dataset, notices, on_arrival)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)

@@ -100,16 +100,19 @@ class Session:
         spec = WorkerSpec(self._options.workers, self.settings)
         settings = delivery.scheduling
         executor: Executor
-        page_lock = None if self._target is None else self._target.make_page_lock(self._notices)
+        page_lock = None if self._target is None or fleet is None else self._target.make_page_lock(self._notices)
+        on_arrival = None
+        if self._target is not None and not (self._broadcast is not None and self._target.moves):  # it is sent as it is
+            on_arrival = self._target.on_arrival(self._notices, is_locked=page_lock is not None)
         if self._broadcast is not None and not self._broadcast.is_leader:
-            executor = ReceivingExecutor(self._broadcast, spec, metrics)
+            executor = ReceivingExecutor(self._broadcast, spec, metrics, on_arrival)
             settings = SchedulerSettings(Limits(1, 1, in_order=delivery.in_order))
         elif fleet is not None:
-            executor = WorkerExecutor(fleet, metrics, self._log.write, self._notices, page_lock)
+            executor = WorkerExecutor(fleet, metrics, self._log.write, self._notices, page_lock, on_arrival)
         elif delivery.uses_threads:
-            executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices)
+            executor = ThreadExecutor(spec, delivery, metrics, dataset, self._notices, on_arrival)
         else:
-            executor = InlineExecutor(spec, metrics, delivery.batch_decoder, dataset)
+            executor = InlineExecutor(spec, metrics, delivery.batch_decoder, dataset, on_arrival)
             settings = SchedulerSettings(Limits(1, 1, in_order=delivery.in_order))
         return Dispatcher(executor, settings, metrics, self._notices, self._log)
 
@@ -175,7 +178,7 @@ class Session:
         return source
 
     def _source(self, epoch: int, first_step: int) -> PassSource:
-        if self._target is None:
+        if self._target is None or not self._target.moves:
             return self.dispatcher if self._broadcast is None else self
         depth, num_left = self._options.delivery.max_on_device, self.plan.num_batches(epoch) - first_step
         self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
@@ -249,6 +252,8 @@ class Session:
         """Return a batch on the device. Loop's thread."""
         assert self._target is not None
         began_ns = time.perf_counter_ns()
+        if delivery.lease is not None and self._target.is_custom:
+            delivery.lease.show()
         moved = self._target.move(delivery.batch, transfer)
         self.observer.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
         return moved

@@ -1,21 +1,29 @@
 """Where a loader's batches go, and how they get there, whatever their structure. Runs in the trainer.
 
+    decoded batch ──pack──► Parcel ──pinned──► in page-locked memory       on the thread that decodes
+                              └──copied──► on the device                   on the loop's thread, a side stream
+
 Imports torch only if it is needed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.tree import ATOMS, children, rebuilt
+from swift_loader.device.accelerator import current, device_of, pinning_accelerator, streams_of
 from swift_loader.device.pinning import CudaRegistry, PageLock
-from swift_loader.device.streams import STREAMING, AcceleratorStream, CopyStream, Transfer
+from swift_loader.device.streams import AcceleratorStream, CopyStream, Transfer
 from swift_loader.errors import warn
+from swift_loader.transport.slots import Leased
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +31,24 @@ if TYPE_CHECKING:
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
 
+_ALONE_NBYTES = 1 << 18
+"""From this size on, a tensor is copied alone: copying takes longer than asking for it."""
+
+_MAX_SPAN_NBYTES = 1 << 20
+"""How much memory of small tensors is copied together, and stays as long as one of them does."""
+
+_TINY_NBYTES = 1 << 12
+"""Up to this size, tensors that lie apart are gathered before they are copied."""
+
+_MAX_GAP_NBYTES = 1 << 12
+"""How much memory between two tensors is copied with them."""
+
 
 def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype | None = None) -> Any:
     """Return the batch with all tensors and numeric arrays as tensors on `device`. The rest stays the same.
 
     list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth. An object with a `.to()` method
-    moves itself. This doesn't wait for copies from page-locked memory to a CUDA or XPU device.
+    moves itself. This doesn't wait for copies from page-locked memory to an accelerator with streams.
 
     Args:
         batch: What to move.
@@ -37,35 +57,14 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
     """
     import torch
 
-    return _moved(batch, torch.device(device), dtype, None)
-
-
-def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None, transfer: Transfer | None) -> Any:
-    """Return what `to_device` returns. With a transfer, tensors that are on the device already are copied, too."""
-    import torch
+    there = torch.device(device)
+    is_async = streams_of(there.type) is not None
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if transfer is not None and tensor.device.type == device.type:
-            tensor = transfer.own(tensor)
         # Not to MPS, and not from a GPU to the CPU: nothing tells when such a copy is over.
-        moved = tensor.to(device, non_blocking=device.type in STREAMING)
-        if dtype is not None and moved.is_floating_point():
-            moved = moved.to(dtype)  # in two steps: in one, it would run on the CPU, before the copy
-        if transfer is not None and moved.layout is torch.strided:
-            transfer.parts.append(moved)
-        elif transfer is not None:
-            transfer.note(moved, device.type)
-        return moved
+        return _converted(tensor.to(there, non_blocking=is_async), dtype)
 
-    def move_object(movable: Any) -> Any:
-        if transfer is None:
-            return movable.to(device)
-        transfer.wait_for(movable, device.type)
-        moved = movable.to(device)
-        transfer.note(moved, device.type)
-        return moved
-
-    return _convert(batch, move, move_object, "to")
+    return _Walk("to", move, partial(_move_object, device=there, is_async=is_async))(batch)
 
 
 def pin(batch: Any) -> Any:
@@ -74,12 +73,12 @@ def pin(batch: Any) -> Any:
     Copies them there. Unlike a slot, that memory isn't written again before torch's copies from it to a device are
     over. So the user may drop the batch at any time.
     """
-    return _convert(batch, lambda tensor: tensor.pin_memory(), lambda pinnable: pinnable.pin_memory(), "pin_memory")
+    return _Walk("pin_memory", lambda tensor: tensor.pin_memory(), lambda pinnable: pinnable.pin_memory())(batch)
 
 
 def as_tensors(batch: Any) -> Any:
     """Return the batch with all numeric arrays as tensors, as `pin` does, but in the same memory."""
-    return _convert(batch, lambda tensor: tensor, lambda pinnable: pinnable, "pin_memory")
+    return _Walk("pin_memory", lambda tensor: tensor, lambda pinnable: pinnable)(batch)
 
 
 def owned(batch: Any, transfer: Transfer, device: torch.device) -> Any:
@@ -90,39 +89,81 @@ def owned(batch: Any, transfer: Transfer, device: torch.device) -> Any:
 
     if not transfer.wait_for(batch, device.type):
         return batch
-    return _convert(batch, own, lambda movable: movable, "to", with_arrays=False)
+    return _Walk("to", own, lambda movable: movable, with_arrays=False)(batch)
 
 
-def _convert(
-    batch: Any,
-    on_tensor: Callable[[torch.Tensor], Any],
-    on_object: Callable[[Any], Any],
-    method: str,
-    *,
-    with_arrays: bool = True,
-) -> Any:
-    """Return the batch with tensors, numeric arrays and objects with this method replaced."""
-    import torch
+def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a tensor that is on its device with this dtype, if it has another one of floating point."""
+    # Not in one step with the move: it would run on the CPU, before the copy.
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
-    def convert(part: Any) -> Any:
+
+def _move_object(movable: Any, device: torch.device, *, is_async: bool) -> Any:
+    """Return what an object's `.to()` returns. It needn't wait for its copies, if it can be told so."""
+    kind: Any = type(movable)
+    if not is_async or not (takes := _takes_non_blocking(kind)):
+        return movable.to(device)
+    try:
+        return movable.to(device, non_blocking=True)
+    except TypeError:
+        if takes is inspect.Parameter.VAR_KEYWORD:  # it may pass them on to something that doesn't take this one
+            return movable.to(device)
+        raise
+
+
+@cache
+def _takes_non_blocking(kind: type) -> Any:
+    """Return how a class's `.to()` takes `non_blocking`, as a kind of parameter; None: it doesn't."""
+    try:
+        parameters = inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # it isn't written in Python
+        return None
+    if "non_blocking" in parameters:
+        return inspect.Parameter.KEYWORD_ONLY
+    kinds = [parameter.kind for parameter in parameters.values()]
+    return inspect.Parameter.VAR_KEYWORD if inspect.Parameter.VAR_KEYWORD in kinds else None
+
+
+class _Walk:
+    """Returns a batch with its tensors, numeric arrays and the objects that have a method replaced.
+
+    A class, because a function that calls itself refers to itself: what it holds would stay until the garbage collector
+    runs, the batch on the device, too.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        on_tensor: Callable[[torch.Tensor], Any],
+        on_object: Callable[[Any], Any],
+        *,
+        with_arrays: bool = True,
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self._method = method
+        self._on_tensor = on_tensor
+        self._on_object = on_object
+        self._with_arrays = with_arrays
+
+    def __call__(self, part: Any) -> Any:
         kind = type(part)
         if kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(type, part))):
             return part
         if kind is list and ATOMS.issuperset(map(type, part)):
             return part.copy()
         if kind in (np.ndarray, np.memmap):
-            array = _plain(part) if with_arrays else None
-            return part if array is None else on_tensor(torch.from_numpy(array))
-        if isinstance(part, torch.Tensor):
-            return on_tensor(part)
-        if not isinstance(part, type) and callable(getattr(part, method, None)):
-            return on_object(part)
+            array = _plain(part) if self._with_arrays else None
+            return part if array is None else self._on_tensor(self._torch.from_numpy(array))
+        if isinstance(part, self._torch.Tensor):
+            return self._on_tensor(part)
+        if not isinstance(part, type) and callable(getattr(part, self._method, None)):
+            return self._on_object(part)
         if kind is dict:  # the usual one: 0.3 us instead of 1.4 us
-            return {key: convert(value) for key, value in part.items()}
+            return {key: self(value) for key, value in part.items()}
         values = children(part)
-        return part if values is None else rebuilt(part, [convert(value) for value in values])
-
-    return convert(batch)
+        return part if values is None else rebuilt(part, [self(value) for value in values])
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any] | None:
@@ -134,6 +175,137 @@ def _plain(array: NDArray[Any]) -> NDArray[Any] | None:
         array = array.view(np.dtype(f"{dtype.kind}{dtype.itemsize}"))  # torch takes no `long long`
     is_odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
     return array.copy() if is_odd or not array.flags.writeable else array
+
+
+class Parcel:
+    """A batch whose tensors are copied together: a span of memory for all small ones that lie beside each other.
+
+    A batch of 30 labels and masks is then copied by a call or two.
+    """
+
+    __slots__ = ("_singles", "_together", "batch", "spans")
+
+    def __init__(
+        self, batch: Any, spans: list[torch.Tensor], together: list[tuple[int, Any, list[Any]]], singles: list[Any]
+    ) -> None:
+        self.batch = batch
+        """With all tensors, in the memory of the spans."""
+        self.spans = spans
+        """What is copied: bytes in which several tensors lie, or a single tensor."""
+        self._together = together
+        """For each span of bytes and dtype: the numbers of its tensors, and their shapes, strides and offsets."""
+        self._singles = singles
+        """For each number of a tensor, the span that it is. None: it lies in a span of bytes."""
+
+    @classmethod
+    def pack(cls, batch: Any, memory: NDArray[np.uint8] | None = None) -> Parcel:
+        """Return a batch as a parcel. `memory`: one that most of its arrays lie in; None: none is known."""
+        import torch
+
+        tensors: list[torch.Tensor] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        packed = _Walk("to", note, lambda movable: movable)(batch)
+        bounds = (0, 0) if memory is None or not len(memory) else (memory.ctypes.data, memory.nbytes)
+        spans: list[torch.Tensor] = []
+        places: dict[tuple[int, Any], list[Any]] = {}
+        singles: list[int | None] = [-1] * len(tensors)
+
+        def place(number: int, offset: int) -> None:
+            tensor = tensors[number]
+            singles[number] = None
+            where = (number, tensor.shape, tensor.stride(), offset // tensor.itemsize)
+            places.setdefault((len(spans), tensor.dtype), []).append(where)
+
+        for begin, end, run in _runs(tensors, *bounds):
+            for number in run:
+                place(number, tensors[number].data_ptr() - begin)
+            spans.append(torch.frombuffer((ctypes.c_ubyte * (end - begin)).from_address(begin), dtype=torch.uint8))
+        tiny = [number for number, one in enumerate(tensors) if singles[number] and _is_small(one, _TINY_NBYTES)]
+        if len(tiny) > 1:
+            tiny.sort(key=lambda number: -tensors[number].itemsize)  # so each one's offset is a multiple of its size
+            offset = 0
+            for number in tiny:
+                place(number, offset)
+                offset += tensors[number].nbytes
+            spans.append(torch.cat([tensors[number].reshape(-1).view(torch.uint8) for number in tiny]))
+        for number, tensor in enumerate(tensors):
+            if singles[number] is not None:
+                singles[number] = len(spans)
+                spans.append(tensor)
+        return cls(packed, spans, [(*key, where) for key, where in places.items()], singles)
+
+    def copied(
+        self,
+        copy: Callable[[torch.Tensor], torch.Tensor],
+        on_object: Callable[[Any], Any],
+        finish: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Parcel:
+        """Return the same parcel with a copy of each span, and what `finish` makes of each tensor."""
+        spans = [copy(span) for span in self.spans]
+        tensors: list[Any] = [None if span is None else spans[span] for span in self._singles]
+        for number, dtype, places in self._together:
+            whole = spans[number]
+            typed = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            for tensor, shape, strides, offset in places:
+                # Without .data, autograd would take a write to one of them as a write to all.
+                tensors[tensor] = typed.as_strided(shape, strides, offset).data
+        if finish is not None:
+            tensors = [finish(tensor) for tensor in tensors]
+        following = iter(tensors)
+        batch = _Walk("to", lambda _: next(following), on_object)(self.batch)
+        return Parcel(batch, spans, self._together, self._singles)
+
+    def pinned(self) -> Parcel:
+        """Return the same parcel in memory that torch has page-locked. Copies it there."""
+        return self.copied(lambda span: span.pin_memory(), pin)
+
+
+def _runs(tensors: list[torch.Tensor], address: int, nbytes: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield the runs of small tensors that lie beside each other in the same memory: where they begin and end, and
+    their numbers.
+
+    `address`, `nbytes`: a memory that is no storage of torch.
+    """
+    small = []
+    for number, tensor in enumerate(tensors):
+        if _is_small(tensor, _ALONE_NBYTES - 1):
+            begin = tensor.data_ptr()
+            owner = address if address <= begin < address + nbytes else tensor.untyped_storage().data_ptr()
+            small.append((owner, begin, number))
+    run: list[int] = []
+    run_owner = run_begin = run_end = 0
+    for owner, begin, number in sorted(small):
+        end = begin + tensors[number].nbytes
+        is_beside = owner == run_owner and begin - run_end <= _MAX_GAP_NBYTES
+        if not is_beside or end - run_begin >= _MAX_SPAN_NBYTES:
+            if len(run) > 1:
+                yield run_begin, run_end, run
+            run, run_owner, run_begin, run_end = [], owner, begin, begin
+        if (begin - run_begin) % tensors[number].itemsize == 0:  # else torch could make no view there
+            run.append(number)
+            run_end = max(run_end, end)
+    if len(run) > 1:
+        yield run_begin, run_end, run
+
+
+def _is_small(tensor: torch.Tensor, max_nbytes: int) -> bool:
+    """Return whether a tensor is plain memory of the CPU, of so many bytes at most, and not empty."""
+    import torch
+
+    if not (0 < tensor.nbytes <= max_nbytes and type(tensor) is torch.Tensor and tensor.device.type == "cpu"):
+        return False
+    return tensor.is_contiguous() and not (
+        tensor.requires_grad or tensor.is_quantized or tensor.is_neg() or tensor.is_conj()
+    )
+
+
+def _place(span: int, tensor: torch.Tensor, offset: int) -> tuple[int, Any]:
+    """Return a tensor's place at so many bytes in a span."""
+    return span, (tensor.dtype, tensor.shape, tensor.stride(), offset // tensor.itemsize)
 
 
 class Target:
@@ -157,32 +329,101 @@ class Target:
         self._device = device
         self._custom = custom
         self._dtype = dtype
-        self._pins = torch.cuda.is_available()
+        self._has_streams = device is not None and streams_of(device.type) is not None
+        self._pins_for = device if self._has_streams else None
+        """For which device batches are page-locked; None: for none."""
+        if device is None and (kind := pinning_accelerator()) is not None:
+            self._pins_for = device_of(kind)
 
-    def move(self, batch: Any, transfer: Transfer) -> Any:
-        """Return a host batch there."""
-        device, custom = self._device, self._custom
-        if device is None:
-            return pin(batch) if self._pins else as_tensors(batch)
-        is_streaming = device.type in STREAMING
-        if custom is None:
-            return _moved(batch, device, self._dtype, transfer if is_streaming else None)
-        if not is_streaming:
-            return custom(batch, device)
-        moved = custom(owned(batch, transfer, device), device)
-        transfer.note(moved, device.type)  # it may have done anything, so its result is searched
-        return moved
+    @property
+    def moves(self) -> bool:
+        """Whether batches are moved. Else they are only pinned when they arrive."""
+        return self._device is not None
 
-    def make_stream(self) -> CopyStream:
-        """Return the stream for the copies."""
-        device = self._device
-        return CopyStream() if device is None or device.type not in STREAMING else AcceleratorStream(device)
+    @property
+    def is_custom(self) -> bool:
+        """Whether the user's function moves them."""
+        return self._custom is not None
+
+    # On the thread that decodes a batch -------------------------------------------------------------------------------
+
+    def on_arrival(self, notices: deque[str], *, is_locked: bool) -> Callable[[Any, NDArray[np.uint8]], Any] | None:
+        """Return what is done with a decoded batch and the memory that it lies in; None: nothing.
+
+        `is_locked`: whether slots are page-locked. `notices` get a message for the user if no memory can be pinned.
+        """
+        if self._device is None:
+            return self._pinned
+        if self._custom is not None or not self._has_streams:
+            return None
+        return partial(self._packed, notices, is_locked=is_locked)
+
+    def _pinned(self, batch: Any, _memory: NDArray[np.uint8]) -> Any:
+        if self._pins_for is None:
+            return as_tensors(batch)
+        with current(self._pins_for):
+            return pin(batch)
+
+    def _packed(self, notices: deque[str], batch: Any, memory: NDArray[np.uint8], *, is_locked: bool) -> Parcel:
+        parcel = Parcel.pack(batch, memory)
+        if self._pins_for is None or (is_locked and isinstance(memory, Leased)):
+            return parcel
+        try:
+            with current(self._pins_for):
+                return parcel.pinned()
+        except RuntimeError as error:
+            self._pins_for = None
+            notices.append(
+                f"no page-locked memory for batches ({error}). Copies to {self._device} are slower now. Possible "
+                f"reasons: too little free memory, or torch has none for this kind of device"
+            )
+            return parcel
 
     def make_page_lock(self, notices: deque[str]) -> PageLock | None:
         """Return the page-lock for the source memory, which reports failures in `notices`. None: none is needed."""
         if self._device is None or self._device.type != "cuda":
             return None
         return PageLock(CudaRegistry(self._device), notices)
+
+    # On the loop's thread ---------------------------------------------------------------------------------------------
+
+    def make_stream(self) -> CopyStream:
+        """Return the stream for the copies."""
+        return AcceleratorStream(self._device) if self._device is not None and self._has_streams else CopyStream()
+
+    def move(self, batch: Any, transfer: Transfer) -> Any:
+        """Return a host batch, or a parcel, there."""
+        device, custom, dtype = self._device, self._custom, self._dtype
+        assert device is not None, "it moves batches"
+        if not self._has_streams:
+            return to_device(batch, device, dtype) if custom is None else custom(batch, device)
+        if custom is not None:
+            moved = custom(owned(batch, transfer, device), device)
+            transfer.note(moved, device.type)  # it may have done anything, so its result is searched
+            return moved
+        kind = device.type
+
+        def copy(span: torch.Tensor) -> torch.Tensor:
+            if span.device.type == kind:
+                span = transfer.own(span)
+            copied = span.to(device, non_blocking=True)
+            if dtype is None:
+                transfer.note_tensor(copied, kind)
+            return copied
+
+        def finish(tensor: torch.Tensor) -> torch.Tensor:
+            converted = _converted(tensor, dtype)
+            transfer.note_tensor(converted, kind)
+            return converted
+
+        def move_object(movable: Any) -> Any:
+            transfer.wait_for(movable, kind)
+            there = _move_object(movable, device, is_async=True)
+            transfer.note(there, kind)
+            return there
+
+        parcel = batch if isinstance(batch, Parcel) else Parcel.pack(batch)
+        return parcel.copied(copy, move_object, None if dtype is None else finish).batch
 
 
 def find_target(
@@ -199,45 +440,9 @@ def find_target(
         return Target(device_of(device), custom, dtype)
     if not pin_memory:
         return None
-    import torch
-
-    if not torch.cuda.is_available():
+    if pinning_accelerator() is None:
         warn(
-            "pin_memory=True has no effect except that arrays become tensors: torch finds no CUDA device. Leave "
-            "pin_memory out"
+            "pin_memory=True has no effect except that arrays become tensors: torch finds no accelerator that reads "
+            "page-locked memory. Leave pin_memory out"
         )
     return Target(None, None, None)
-
-
-def device_of(device: Any) -> torch.device:
-    """Return a device. A CUDA or XPU device without an index gets the current one.
-
-    Raises `ValueError` if torch doesn't know the name, `RuntimeError` if this machine has no such device.
-    """
-    import torch
-
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(
-            f"device={device!r} is unknown to torch ({error}); give for example 'cuda', 'cuda:1' or 'cpu'"
-        ) from None
-    if found.type not in STREAMING:
-        return found
-    api = getattr(torch, found.type)
-    num_devices = api.device_count()
-    if not api.is_available() or (found.index or 0) >= num_devices:
-        allowed = f"an index below {num_devices}, or 'cpu'" if num_devices else "'cpu'"
-        raise RuntimeError(f"device={device!r}, but torch finds {num_devices} {found.type} devices; give {allowed}")
-    return torch.device(found.type, api.current_device()) if found.index is None else found
-
-
-def default_device() -> torch.device:
-    """Return the current accelerator, or the CPU if there is none."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    if torch.xpu.is_available():
-        return torch.device("xpu", torch.xpu.current_device())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

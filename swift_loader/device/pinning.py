@@ -4,8 +4,9 @@ The trainer page-locks a segment when it is mapped, and unlocks it before it is 
 segment page-locks it. The thread that drops its last batch unlocks it, maybe after the worker's death. Page-locking
 costs about as much as writing the memory once, and segments are recycled.
 
-CUDA refuses to page-lock memory while any thread captures a graph in global mode, the default. The refused call also
-ends that capture. So each call is made in relaxed mode, which exempts the calling thread. CUDA's driver keeps that mode
+While any thread captures a graph in global mode, the default, CUDA refuses to page-lock memory, and to tell whether an
+event has passed. The refused call also ends that capture. So such calls are made in relaxed mode, which exempts the
+calling thread. CUDA's driver keeps that mode
 per thread. It is set in the driver itself: torch doesn't expose the runtime's function, and may link it statically
 without a symbol. If the driver lacks the function, page-locking during a capture fails. It is tried again when the
 memory is used next.
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from swift_loader.device.accelerator import current, device_of
 from swift_loader.runtime import ProcessOwner
 from swift_loader.transport.segments import Segment
 
@@ -42,6 +44,31 @@ _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 
 
+@cache
+def _exchange_mode() -> Callable[[Any], object] | None:
+    """Return the driver's function that swaps the thread's capture mode; None: there is none."""
+    try:
+        exchange: Callable[[Any], object] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # another driver
+        return None
+    return exchange
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Return a context in which CUDA accepts this thread's calls while another thread captures a graph."""
+    exchange, mode = _exchange_mode(), ctypes.c_int(_RELAXED)
+    if exchange is None:
+        yield
+        return
+    try:
+        exchange(ctypes.byref(mode))
+        yield
+    finally:
+        if mode.value != _RELAXED:  # else this was the mode before, or an interrupt came before the exchange
+            exchange(ctypes.byref(mode))
+
+
 class CudaRegistry:
     """cudaHostRegister and cudaHostUnregister of the runtime that torch uses, for one device."""
 
@@ -50,10 +77,7 @@ class CudaRegistry:
 
         self._torch = torch
         self._cudart: Any = torch.cuda.cudart()
-        self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._driver: ctypes.CDLL | None = None
-        with suppress(OSError):  # another driver
-            self._driver = ctypes.CDLL("libcuda.so.1")
+        self._device = device_of(device)
 
     def register(self, address: int, nbytes: int) -> str | None:
         """Page-lock a range. Return the runtime's message, "" on success, or None during a graph capture."""
@@ -82,31 +106,14 @@ class CudaRegistry:
 
     def _call(self, function: str, *arguments: int) -> Any:
         """Call a function of the runtime; return its error code."""
-        # The loader's threads have no device yet. Without this, each trainer would open a context on the first GPU.
-        with self._relaxed_capture(), self._torch.cuda.device(self._index):
+        with relaxed_capture(), current(self._device):
             code = getattr(self._cudart, function)(*arguments)
             if int(code) not in (0, _NOT_DURING_CAPTURE):
                 with suppress(RuntimeError):
                     # CUDA keeps the last error, and torch raises it after the next kernel. Clear it here, because it is
                     # reported already.
-                    self._torch.zeros(1, device=self._torch.device("cuda", self._index))
+                    self._torch.zeros(1, device=self._device)
             return code
-
-    @contextmanager
-    def _relaxed_capture(self) -> Iterator[None]:
-        """Return a context in which CUDA accepts this thread's calls during another thread's capture."""
-        mode = ctypes.c_int(_RELAXED)
-        try:
-            self._exchange_mode(mode)
-            yield
-        finally:
-            if mode.value != _RELAXED:  # else this was the mode before, or an interrupt came before the exchange
-                self._exchange_mode(mode)
-
-    def _exchange_mode(self, mode: ctypes.c_int) -> None:
-        """Swap the thread's capture mode with `mode`, if the driver can."""
-        if self._driver is not None and hasattr(self._driver, "cuThreadExchangeStreamCaptureMode"):
-            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 class PageLock:

@@ -25,7 +25,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
-from swift_loader.device.move import Target, default_device, device_of
+from swift_loader.device.accelerator import default_device, device_of
+from swift_loader.device.move import Target
 from swift_loader.device.streams import CopiesInFlight, HostSource, Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import expected_ranks
@@ -84,14 +85,16 @@ class PrefetchQueue:
     def take(self) -> Delivery:
         """Return the next batch, on the device, or the error or the end in its place."""
         self._copies.begin_step()
-        while len(self._ahead) <= self._depth and (  # only the first pull may block
-            not self._ahead or self._pulled is not None or (self._num_left > 0 and self._source.is_ready())
-        ):
+        if not self._ahead:  # only this pull may block
             self._fetch()
         delivery, transfer = self._ahead[0]
         if transfer is None:
             return delivery
-        transfer.hand_over()
+        transfer.hand_over()  # before the next copies are asked for
+        while len(self._ahead) <= self._depth and (
+            self._pulled is not None or (self._num_left > 0 and self._source.is_ready())
+        ):
+            self._fetch()
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 

@@ -4,7 +4,7 @@
                               └──hand_over──► the loop's stream waits for the copy, and its memory is the loop's
     mark ──► an event ──synchronize──► the device has done the work that the loop had queued by then
 
-Other devices (CPU, MPS) have no stream here: copies to them are over when the call returns.
+The CPU and MPS have no stream here: copies to them are over when the call returns.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_loader.batch.tree import search
+from swift_loader.device.accelerator import device_of, streams_of
+from swift_loader.device.pinning import relaxed_capture
 from swift_loader.runtime import ProcessOwner
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.torch_worker import ordinary_tensors
 
 if TYPE_CHECKING:
     import torch
-
-STREAMING = ("cuda", "xpu")
-"""Device types whose torch modules have the same Stream, Event, stream() and current_stream()."""
 
 
 class Event:
@@ -62,6 +61,14 @@ class CopyStream:
         """Return an event that passes when all copies issued so far are over."""
         return _PASSED
 
+    def has_passed(self, event: Event) -> bool:
+        """Return whether an event has passed."""
+        return event.query()
+
+    def wait_for(self, event: Event) -> None:
+        """Block until an event has passed."""
+        event.synchronize()
+
     def mark(self) -> Event:
         """Return an event that passes when the loop's queued work is done."""
         return _PASSED
@@ -71,25 +78,24 @@ class CopyStream:
 
 
 class AcceleratorStream(CopyStream):
-    """A side stream of a CUDA or XPU device."""
+    """A side stream of an accelerator."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._api = getattr(torch, device.type)
-        index = self._api.current_device() if device.index is None else device.index
-        self._device = torch.device(device.type, index)
+        self._api = streams_of(device.type)
+        self._device = device_of(device)
         self._side = self._api.Stream(device=self._device)
         self._loop: Any = None
-        """The loop's stream while the side stream is the current one. Not used after that."""
-        # The loop's thread sleeps until a blocking event, so workers can use its core. XPU events can't do that.
-        self._mark_options = {"blocking": True} if device.type == "cuda" else {}
+        """The loop's stream at the last step, pass or copy."""
+        is_cuda = device.type == "cuda"
+        # The loop's thread sleeps until a blocking event, so workers can use its core. Others can't do that.
+        self._mark_options = {"blocking": True} if is_cuda else {}
+        self._guard = relaxed_capture if is_cuda else nullcontext
 
     @contextmanager
     def copying(self) -> Iterator[None]:
         """Return a context whose current stream is the side stream."""
-        self._loop = self._api.current_stream(self._device)
-        with self._api.stream(self._side):
+        self._loop_stream()
+        with self._guard(), self._api.stream(self._side):
             yield
 
     def catch_up(self) -> None:
@@ -113,6 +119,16 @@ class AcceleratorStream(CopyStream):
         event: Event = self._side.record_event(self._api.Event())
         return event
 
+    def has_passed(self, event: Event) -> bool:
+        """Return whether an event has passed."""
+        with self._guard():
+            return event.query()
+
+    def wait_for(self, event: Event) -> None:
+        """Block until an event has passed."""
+        with self._guard():
+            event.synchronize()
+
     def mark(self) -> Event:
         """Return an event on the loop's stream."""
         event: Event = self._loop_stream().record_event(self._api.Event(**self._mark_options))
@@ -124,14 +140,16 @@ class AcceleratorStream(CopyStream):
         The memory was allocated on the side stream. Without `record_stream`, the next copy could write memory that the
         loop has dropped while queued kernels still read it.
         """
-        loop = self._loop_stream()
+        loop = self._loop
         loop.wait_event(event)
         for part in parts:
             part.record_stream(loop)
 
     def _loop_stream(self) -> Any:
         current = self._api.current_stream(self._device)
-        return self._loop if current == self._side else current
+        if current != self._side:
+            self._loop = current
+        return self._loop
 
 
 # What a move leaves on the device.
@@ -155,6 +173,10 @@ class Transfer:
     def note(self, moved: Any, device_type: str) -> None:
         """Record all tensors on the device in a moved batch."""
         self.parts += _tensors_on(moved, device_type)
+
+    def note_tensor(self, moved: torch.Tensor, device_type: str) -> None:
+        """Record a moved tensor."""
+        self.parts += _dense_parts(moved) if moved.device.type == device_type else ()
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor that is on the device already. Made on the loop's stream, before the other copies.
@@ -279,7 +301,7 @@ class CopiesInFlight:
         """
         self._steps.append(self.stream.mark())
         while len(self._steps) > self._max_steps:
-            self._steps[0].synchronize()
+            self.stream.wait_for(self._steps[0])
             self._steps.popleft()  # last: a Ctrl-C before it changes nothing
         self.drop_finished()
 
@@ -293,16 +315,17 @@ class CopiesInFlight:
             transfer.event = event = self.stream.record()
             with self._lock:
                 self._in_flight.append((event, delivery, transfer.sources))
-                if self._is_closed:  # closed meanwhile, so no later call lets it go
-                    event.synchronize()
-            self.drop_finished()
+                is_closed = self._is_closed
+            if is_closed:  # meanwhile, so no later call lets it go
+                self.stream.wait_for(event)
+                self.drop_finished()
         return transfer
 
     def drop_finished(self) -> None:
         """Drop the host batches whose copies are over. Doesn't block."""
         dropped = []
         with self._lock:
-            while self._in_flight and self._in_flight[0][0].query():
+            while self._in_flight and self.stream.has_passed(self._in_flight[0][0]):
                 dropped.append(self._in_flight.popleft())
         for _, delivery, _ in dropped:
             delivery.keep()
@@ -313,7 +336,7 @@ class CopiesInFlight:
         with self._lock:
             last = self._in_flight[-1][0] if self._in_flight else None
         if last is not None:
-            last.synchronize()
+            self.stream.wait_for(last)
             self.drop_finished()
 
     def close(self) -> None:
@@ -324,7 +347,7 @@ class CopiesInFlight:
             self._is_closed = True
             dropped, self._in_flight = self._in_flight, deque()
             if dropped:
-                dropped[-1][0].synchronize()  # copies end in the order in which they were issued
+                self.stream.wait_for(dropped[-1][0])  # copies end in the order in which they were issued
 
     def __repr__(self) -> str:
         return f"<CopiesInFlight {len(self._in_flight)} under way>"

@@ -34,6 +34,7 @@ from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.torch_worker import ordinary_tensors
 
 if TYPE_CHECKING:
+    from swift_loader.executors.process.reader import OnArrival
     from swift_loader.metrics.metrics import Metrics
     from swift_loader.worker.spec import WorkerSpec
 
@@ -199,8 +200,8 @@ class Broadcast:
 class ReceivingExecutor(InlineExecutor):
     """Gets each batch from the rank that loads, in the thread that waits for it."""
 
-    def __init__(self, broadcast: Broadcast, spec: WorkerSpec, metrics: Metrics) -> None:
-        super().__init__(spec, metrics, None, None)
+    def __init__(self, broadcast: Broadcast, spec: WorkerSpec, metrics: Metrics, on_arrival: OnArrival | None) -> None:
+        super().__init__(spec, metrics, None, None, on_arrival)
         self._broadcast = broadcast
 
     def start(self) -> None:
@@ -221,6 +222,8 @@ class ReceivingExecutor(InlineExecutor):
         try:
             with ordinary_tensors():
                 batch, failures = builder.receive((task.work.epoch, task.work.step))
+                if self._on_arrival is not None:
+                    batch = self._on_arrival(batch, np.empty(0, np.uint8))
         except Exception as error:
             if is_interrupt(error):
                 raise

@@ -14,7 +14,7 @@ from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import keys_of
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle, Hang, ResumePoints
-from swift_loader.executors.process.reader import BatchReader, MessageReader, SegmentLock
+from swift_loader.executors.process.reader import BatchReader, MessageReader, OnArrival, SegmentLock
 from swift_loader.executors.wording import GRACE_BUILDS, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings
@@ -40,11 +40,12 @@ class WorkerExecutor(Executor):
         log: Callable[[str], None],
         notices: deque[str] | None = None,
         page_lock: SegmentLock | None = None,
+        on_arrival: OnArrival | None = None,
     ) -> None:
         """Make an executor that isn't started. `log` gets what the user may want to know of the start.
 
         `notices` gets warnings for the user that come while the loop runs, on any thread. `page_lock`: see
-        `MessageReader`.
+        `MessageReader`. `on_arrival`: see `BatchReader`.
         """
         self.fleet = fleet
         if notices is not None:
@@ -57,6 +58,7 @@ class WorkerExecutor(Executor):
         self._metrics = metrics
         self._log = log
         self._page_lock = page_lock
+        self._on_arrival = on_arrival
         self._resumes = ResumePoints()
         """Where the workers' datasets continue. The reader keeps them up to date."""
         self._hung: dict[Hashable, dict[Any, Hung]] = {}
@@ -90,7 +92,7 @@ class WorkerExecutor(Executor):
         self.plan, self._sent = Plan.of(num_samples, fleet.spec.plan), (0, fleet.spec.plan)
         self.explainer.begin(self.plan, fleet.definitions, build_s)
         self.grace_s = GRACE_BUILDS * build_s  # a new build of the dataset may be slower than the first one
-        batches = BatchReader(fleet.definitions, fleet.options.batch_decoder)
+        batches = BatchReader(fleet.definitions, fleet.options.batch_decoder, self._on_arrival)
         self.reader = MessageReader(
             batches, fleet.datasets, self.explainer, self._metrics, self._page_lock, self._resumes
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import RemoteTraceback, noted, set_cause
 from swift_loader.executors.base import Executor, Inbox, ToDo
 from swift_loader.executors.failures import describe_work, place_of, rebuild, rebuild_sample, task_of
-from swift_loader.executors.process.reader import BatchReader
+from swift_loader.executors.process.reader import BatchReader, OnArrival
 from swift_loader.executors.wording import rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
@@ -51,6 +51,7 @@ class LocalBuilder:
         spec: WorkerSpec,
         *,
         batch_decoder: Callable[[bytes], Any] | None,
+        on_arrival: OnArrival | None,
         metrics: Metrics,
         who: str,
         store: SlotStore,
@@ -59,13 +60,14 @@ class LocalBuilder:
         """Prepare to build batches.
 
         `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
-        torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `who` builds
-        the batches, for the causes of errors. `store` has the memory of the batches; the builder alone uses it.
+        torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder` and `on_arrival`: see
+        `BatchReader`. `who` builds the batches, for the causes of errors. `store` has the memory of the batches; the
+        builder alone uses it.
         `identity`: see `BatchBuilder`. None: in the loop's thread.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
-        self._reader = BatchReader(self._definitions, batch_decoder)
+        self._reader = BatchReader(self._definitions, batch_decoder, on_arrival)
         self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, identity, has_handlers=True)
         self._metrics = metrics
         self._who, self._rank, self._is_worker = who, rank_in(spec), identity is not None
@@ -162,12 +164,18 @@ class InlineExecutor(Inbox, Executor):
     """The generation whose batches are needed, and its plan."""
 
     def __init__(
-        self, spec: WorkerSpec, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
+        self,
+        spec: WorkerSpec,
+        metrics: Metrics,
+        batch_decoder: Callable[[bytes], Any] | None,
+        dataset: Any,
+        on_arrival: OnArrival | None = None,
     ) -> None:
         super().__init__()
         self._spec = spec
         self._metrics = metrics
         self._batch_decoder = batch_decoder
+        self._on_arrival = on_arrival
         self._dataset = dataset
         self._builder: Any = None
         """What `_build` builds with; None while it is closed."""
@@ -189,6 +197,7 @@ class InlineExecutor(Inbox, Executor):
             num_samples,
             self._spec,
             batch_decoder=self._batch_decoder,
+            on_arrival=self._on_arrival,
             metrics=self._metrics,
             who="the loop's process",
             store=HeapStore(),

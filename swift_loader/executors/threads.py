@@ -17,6 +17,7 @@ from typing import Any
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, ThreadInbox, WorkerThread
 from swift_loader.executors.inline import LocalBuilder, dataset_of
+from swift_loader.executors.process.reader import OnArrival
 from swift_loader.executors.wording import Explainer, attached, rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
@@ -155,11 +156,18 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
     """The worker threads of one loader."""
 
     def __init__(
-        self, spec: WorkerSpec, options: DeliveryOptions, metrics: Metrics, dataset: Any, notices: deque[str]
+        self,
+        spec: WorkerSpec,
+        options: DeliveryOptions,
+        metrics: Metrics,
+        dataset: Any,
+        notices: deque[str],
+        on_arrival: OnArrival | None = None,
     ) -> None:
         """Make an executor that isn't started.
 
         `dataset`: that of the first worker, or of all. `notices` gets warnings for the user, on any thread.
+        `on_arrival`: see `BatchReader`.
         """
         super().__init__("worker", leaves_stalled_out=False)
         self._spec = spec
@@ -169,6 +177,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         self.max_free = options.limits.max_ready_per_worker
         """Slots that a worker keeps while no batch is in them."""
         self._metrics = metrics
+        self._on_arrival = on_arrival
         self._dataset = dataset
         self._datasets: dict[int, Any] = {}
         """Those of the first workers, by serial number, until they have started."""
@@ -220,6 +229,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
             self.plan.order.num_samples,
             spec,
             batch_decoder=self._options.batch_decoder,
+            on_arrival=self._on_arrival,
             metrics=self._metrics,
             who=self.explainer.who(worker),
             store=worker.slots,

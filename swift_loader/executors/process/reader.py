@@ -89,15 +89,26 @@ class SegmentLock(Protocol):
         """Page-lock a segment until it is unmapped, if it isn't page-locked yet."""
 
 
+OnArrival = Callable[[Any, NDArray[np.uint8]], Any]
+"""Gets each batch, and the memory that it lies in, on the thread that has decoded it. Returns what the loop gets, or
+what is moved to a device."""
+
+
 class BatchReader:
     """Decodes the contents of a slot into a batch."""
 
-    def __init__(self, definitions: Definitions, batch_decoder: Callable[[bytes], Any] | None) -> None:
+    def __init__(
+        self,
+        definitions: Definitions,
+        batch_decoder: Callable[[bytes], Any] | None,
+        on_arrival: OnArrival | None = None,
+    ) -> None:
         self._definitions = definitions
         self._batch_decoder = batch_decoder
+        self._on_arrival = on_arrival
 
     def read(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
-        """Return the batch. Its arrays are views of `memory`, unless the user's `batch_decoder` made it."""
+        """Return the batch. Its arrays are views of `memory`, unless `batch_decoder` or `on_arrival` made others."""
         meta = memoryview(batch.meta)
         if batch.meta_nbytes and not meta:
             meta = memory[batch.meta_offset : batch.meta_offset + batch.meta_nbytes].data
@@ -106,7 +117,9 @@ class BatchReader:
                     f"a structure of {batch.meta_nbytes} bytes lies outside a slot of {len(memory)} bytes"
                 )
         decoded = decode(meta, batch.num_blocks, memory, self._definitions)
-        return decoded if self._batch_decoder is None else self._batch_decoder(decoded.tobytes())
+        if self._batch_decoder is not None:
+            decoded = self._batch_decoder(decoded.tobytes())
+        return decoded if self._on_arrival is None else self._on_arrival(decoded, memory)
 
 
 class MessageReader:

@@ -31,6 +31,11 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         **options: Any,
     ) -> SwiftLoader:
         class FakeTarget(Target):
+            moves = is_custom = True  # type: ignore[assignment]
+
+            def on_arrival(self, notices: deque[str], *, is_locked: bool) -> None:
+                return None
+
             def make_page_lock(self, notices: deque[str]) -> PageLock:
                 return PageLock(cast(CudaRegistry, registry or Registry()), notices)
 

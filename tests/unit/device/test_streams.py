@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader.device import move, streams
+from swift_loader.device import accelerator, move, streams
 from swift_loader.device.streams import AcceleratorStream, CopiesInFlight
 from swift_loader.scheduler.delivery import Delivery
 from tests.support.fake_device import Moving
@@ -59,8 +59,11 @@ class Api:
     def Stream(self, device: torch.device) -> FakeStream:  # noqa: N802
         return FakeStream(self, "side")
 
-    def current_device(self) -> int:
-        return 0
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
 
     def current_stream(self, device: torch.device) -> FakeStream:
         return self._current
@@ -76,8 +79,8 @@ class Api:
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
     monkeypatch.setattr(torch, "meta", fake, raising=False)
-    for module in (move, streams):
-        monkeypatch.setattr(module, "STREAMING", ("meta",))
+    for module in (accelerator, move, streams):
+        monkeypatch.setattr(module, "streams_of", lambda kind: fake if kind == "meta" else None)
 
     def record_stream(tensor: torch.Tensor, stream: FakeStream) -> None:
         fake.log.append(f"{tuple(tensor.shape)} kept for {stream.name}")
@@ -91,7 +94,7 @@ def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for
     issued = copies.issue(moving(), Delivery(batch={"x": torch.ones(2), "y": [torch.ones(3), "text"]}))
     assert api.log == ["event on side"]
     issued.hand_over()
-    assert api.log[1:] == ["loop waits for the event", "(2,) kept for loop", "(3,) kept for loop"]
+    assert api.log[1:] == ["loop waits for the event", "(20,) kept for loop"], "the two are copied together"
 
 
 def test_what_is_on_the_device_already_is_copied_on_the_loops_stream_before_the_copies(api: Api) -> None:
