@@ -182,7 +182,8 @@ class Session:
             return self.dispatcher if self._broadcast is None else self
         depth, num_left = self._options.delivery.max_on_device, self.plan.num_batches(epoch) - first_step
         self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
-        return PrefetchQueue(self, self._copies, depth, num_left)
+        in_background = self._target.moves_in_background
+        return PrefetchQueue(self, self._copies, depth, num_left, in_background=in_background)
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
@@ -249,7 +250,7 @@ class Session:
         return self._broadcast is None and self.dispatcher.is_ready()
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
-        """Return a batch on the device. Loop's thread."""
+        """Return a batch on the device. Loop's thread, or the one that moves."""
         assert self._target is not None
         began_ns = time.perf_counter_ns()
         if delivery.lease is not None and self._target.is_custom:

@@ -345,6 +345,11 @@ class Target:
         """Whether the user's function moves them."""
         return self._custom is not None
 
+    @property
+    def moves_in_background(self) -> bool:
+        """Whether a thread of its own may move them."""
+        return self._has_streams and self._custom is None
+
     # On the thread that decodes a batch -------------------------------------------------------------------------------
 
     def on_arrival(self, notices: deque[str], *, is_locked: bool) -> Callable[[Any, NDArray[np.uint8]], Any] | None:
@@ -385,7 +390,7 @@ class Target:
             return None
         return PageLock(CudaRegistry(self._device), notices)
 
-    # On the loop's thread ---------------------------------------------------------------------------------------------
+    # On the thread that moves -----------------------------------------------------------------------------------------
 
     def make_stream(self) -> CopyStream:
         """Return the stream for the copies."""

@@ -30,7 +30,7 @@ from swift_loader.device.move import Target
 from swift_loader.device.streams import CopiesInFlight, HostSource, Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import expected_ranks
-from swift_loader.runtime import Closing, is_interrupt
+from swift_loader.runtime import Closing
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.scheduler.delivery import Delivery
 
@@ -64,33 +64,55 @@ def keyed_by(source: HostSource, delivery: Delivery) -> Iterator[None]:
 
 
 class PrefetchQueue:
-    """The batches of a pass that were moved and not taken yet. An error or the end stays at the front."""
+    """The batches of a pass that are moved and not taken yet. An error or the end stays at the front."""
 
-    def __init__(self, source: HostSource, copies: CopiesInFlight, depth: int, num_batches: int = sys.maxsize) -> None:
-        """Begin a pass. Its copies come after the work that the loop has queued so far.
+    goes_on = False
+    """Whether the source is asked again after an error, which takes only its batch's place, and after the end."""
+
+    def __init__(
+        self,
+        source: HostSource,
+        copies: CopiesInFlight,
+        depth: int,
+        num_batches: int = sys.maxsize,
+        *,
+        in_background: bool = False,
+    ) -> None:
+        """Get ready. The copies come after the work that the loop has queued before the first `take`.
 
         `copies`: the running ones of all passes. `depth`: batches that may be on the device ahead of the loop.
-        `num_batches`: how many to pull at most.
+        `num_batches`: how many to pull at most. `in_background`: another thread moves them, see `CopiesInFlight.issue`.
         """
         self._source = source
         self._copies = copies
         self._depth = depth
         self._num_left = num_batches
+        self._in_background = in_background
+        self._is_begun = False
         self._pulled: Delivery | None = None
         """A batch that isn't moved yet because of an interrupt."""
         self._ahead: deque[tuple[Delivery, Transfer | None]] = deque()
-        """An entry without copies holds an error or the end. It is the last entry."""
-        copies.stream.catch_up()
+        """An entry without copies holds an error or the end. It is the last entry, unless the pass goes on."""
 
     def take(self) -> Delivery:
         """Return the next batch, on the device, or the error or the end in its place."""
         self._copies.begin_step()
+        if not self._is_begun:
+            self._copies.stream.catch_up()
+            self._is_begun = True
         if not self._ahead:  # only this pull may block
             self._fetch()
         delivery, transfer = self._ahead[0]
-        if transfer is None:
+        if transfer is not None:
+            transfer.wait()
+            delivery.batch, delivery.error = transfer.batch, transfer.error
+            if delivery.error is None:
+                transfer.hand_over()  # before the next copies are asked for
+            elif not self.goes_on:
+                self.abandon(delivery.error)
+                return delivery
+        elif not self.goes_on:
             return delivery
-        transfer.hand_over()  # before the next copies are asked for
         while len(self._ahead) <= self._depth and (
             self._pulled is not None or (self._num_left > 0 and self._source.is_ready())
         ):
@@ -103,7 +125,7 @@ class PrefetchQueue:
         """Whether no batch is left to take."""
         return bool(self._ahead) and self._ahead[0][1] is None
 
-    def abandon(self, error: Exception) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Drop the batches. Each later `take` returns this error."""
         self._pulled, self._num_left = None, 0
         self._ahead.clear()
@@ -113,24 +135,20 @@ class PrefetchQueue:
         if self._pulled is None:
             self._pulled = self._source.take()
             self._num_left -= 1
-        pulled = self._pulled
-        if pulled.error is None:
-            try:
-                with keyed_by(self._source, pulled):
-                    transfer = self._copies.issue(self._source, pulled)
-                # `pulled` stays with the copy, which reads its batch.
-                moved = Delivery(
-                    pulled.work, batch=transfer.batch, failures=pulled.failures, num_before=pulled.num_before
-                )
-                self._ahead.append((moved, transfer))
-            except Exception as error:
-                if is_interrupt(error):
-                    raise
-                pulled.batch, pulled.error = None, error
-        if pulled.error is not None:
-            self._ahead.append((pulled, None))
+        pulled, transfer = self._pulled, None
+        moved = pulled
+        if pulled.error is None and not pulled.is_end:
+            with keyed_by(self._source, pulled):
+                transfer = self._copies.issue(self._source, pulled, in_background=self._in_background)
+            # `pulled` stays with the copy, which reads its batch.
+            moved = Delivery(
+                pulled.work, failures=pulled.failures, snapshot=pulled.snapshot, num_before=pulled.num_before
+            )
+        elif not self.goes_on:
             self._num_left = 0
+        entry = moved, transfer
         self._pulled = None  # not after an interrupt: the next call moves it
+        self._ahead.append(entry)  # no handler runs between these two
 
     def __repr__(self) -> str:
         return f"{len(self._ahead)} ahead"

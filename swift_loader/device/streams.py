@@ -10,15 +10,17 @@ The CPU and MPS have no stream here: copies to them are over when the call retur
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_loader.batch.tree import search
 from swift_loader.device.accelerator import device_of, streams_of
 from swift_loader.device.pinning import relaxed_capture
-from swift_loader.runtime import ProcessOwner
+from swift_loader.runtime import Answer, LoaderThread, ProcessOwner, is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.torch_worker import ordinary_tensors
 
@@ -84,8 +86,8 @@ class AcceleratorStream(CopyStream):
         self._api = streams_of(device.type)
         self._device = device_of(device)
         self._side = self._api.Stream(device=self._device)
-        self._loop: Any = None
-        """The loop's stream at the last step, pass or copy."""
+        self._loop: Any = self._api.current_stream(self._device)
+        """The loop's stream at its last step. The thread that moves has another one."""
         is_cuda = device.type == "cuda"
         # The loop's thread sleeps until a blocking event, so workers can use its core. Others can't do that.
         self._mark_options = {"blocking": True} if is_cuda else {}
@@ -94,7 +96,6 @@ class AcceleratorStream(CopyStream):
     @contextmanager
     def copying(self) -> Iterator[None]:
         """Return a context whose current stream is the side stream."""
-        self._loop_stream()
         with self._guard(), self._api.stream(self._side):
             yield
 
@@ -156,12 +157,13 @@ class AcceleratorStream(CopyStream):
 
 
 class Transfer:
-    """One batch's move. Belongs to the thread that moves it."""
+    """One batch's move. Belongs to the thread that moves it, and after `wait` to the loop's."""
 
-    batch: Any
+    batch: Any = None
     """On the device. Complete once the event has passed."""
     event: Event
-    """It and the batch are there once all copies are issued."""
+    error: Exception | None = None
+    """What the move raised. All of them are there once the copies are issued."""
 
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
@@ -169,6 +171,11 @@ class Transfer:
         """What the loop gets on the device: tensors, and objects with their own `record_stream`."""
         self.sources: list[Any] = []
         """Tensors to keep until the copies are over."""
+        self.is_issued = Answer[None]()
+
+    def wait(self) -> None:
+        """Block until all copies are issued, or the move has raised."""
+        self.is_issued.wait()
 
     def note(self, moved: Any, device_type: str) -> None:
         """Record all tensors on the device in a moved batch."""
@@ -292,6 +299,10 @@ class CopiesInFlight:
         """Oldest first, with the batch on the host, and sources on the device. Not the loop's tensors, which may be
         dropped earlier."""
         self._is_closed = False
+        self._moves: SimpleQueue[Any] = SimpleQueue()
+        """For the thread that moves. It ends with a None."""
+        self._mover: LoaderThread | None = None
+        weakref.finalize(self, self._moves.put, None)
         self._process = ProcessOwner()
 
     def begin_step(self) -> None:
@@ -305,21 +316,41 @@ class CopiesInFlight:
             self._steps.popleft()  # last: a Ctrl-C before it changes nothing
         self.drop_finished()
 
-    def issue(self, source: HostSource, delivery: Delivery) -> Transfer:
-        """Issue the copies of a batch and return them. The delivery is told once they are over, by a later call."""
+    def issue(self, source: HostSource, delivery: Delivery, *, in_background: bool = False) -> Transfer:
+        """Move a batch. What that raises is the transfer's error, unless it is an interrupt.
+
+        `in_background`: another thread does it, and this returns at once. A loop that waits for each of its steps would
+        have to wait for this, too. Not for a function of the user's, which may depend on the loop's thread.
+        """
         transfer = Transfer(self.stream)
+        with self._lock:
+            if in_background and not self._is_closed:
+                if self._mover is None:
+                    self._mover = LoaderThread(_move_all, "copies", self._moves)
+                    self._mover.start()
+                self._moves.put((self, transfer, source, delivery))
+                return transfer
+        self.move(transfer, source, delivery)
+        return transfer
+
+    def move(self, transfer: Transfer, source: HostSource, delivery: Delivery) -> None:
+        """Issue the copies of a batch. The delivery is told once they are over, by a later call of `begin_step`."""
         try:
             with ordinary_tensors(), self.stream.copying():
                 transfer.batch = source.move(delivery, transfer)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            transfer.error = error
         finally:  # a move may issue some copies and then raise
             transfer.event = event = self.stream.record()
             with self._lock:
                 self._in_flight.append((event, delivery, transfer.sources))
                 is_closed = self._is_closed
+            transfer.is_issued.give(None)
             if is_closed:  # meanwhile, so no later call lets it go
                 self.stream.wait_for(event)
                 self.drop_finished()
-        return transfer
 
     def drop_finished(self) -> None:
         """Drop the host batches whose copies are over. Doesn't block."""
@@ -345,9 +376,17 @@ class CopiesInFlight:
             return
         with self._lock:
             self._is_closed = True
+            self._moves.put(None)
             dropped, self._in_flight = self._in_flight, deque()
             if dropped:
                 self.stream.wait_for(dropped[-1][0])  # copies end in the order in which they were issued
 
     def __repr__(self) -> str:
         return f"<CopiesInFlight {len(self._in_flight)} under way>"
+
+
+def _move_all(moves: SimpleQueue[Any]) -> None:
+    """Move one batch after the other. It doesn't keep the loader, nor its last batch."""
+    for copies, *move in iter(moves.get, None):
+        copies.move(*move)
+        del copies, move
