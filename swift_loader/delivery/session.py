@@ -63,6 +63,8 @@ class Session:
         """
         self._run = run
         self._broadcast = broadcast
+        if broadcast is not None and target is not None and target.moves:
+            broadcast.num_ahead = options.delivery.max_on_device
         self._unshared: Delivery | None = None
         """A batch that the other ranks don't have yet, because an interrupt came before."""
         self._options = options
@@ -181,6 +183,7 @@ class Session:
         if self._target is None or not self._target.moves:
             return self.dispatcher if self._broadcast is None else self
         depth, num_left = self._options.delivery.max_on_device, self.plan.num_batches(epoch) - first_step
+        depth = depth if self._broadcast is None else self._broadcast.num_ahead
         self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
         in_background = self._target.moves_in_background
         return PrefetchQueue(self, self._copies, depth, num_left, in_background=in_background)
@@ -246,8 +249,11 @@ class Session:
         return self._options.delivery, self._options.sampling.batch_size, self._target is not None
 
     def is_ready(self) -> bool:
-        """Return whether `take` would return without blocking. Loop's thread."""
-        return self._broadcast is None and self.dispatcher.is_ready()
+        """Return whether to take a batch ahead of the loop. Loop's thread.
+
+        If it wouldn't block; or if ranks share batches: all of them do it then.
+        """
+        return self._broadcast is not None or self.dispatcher.is_ready()
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return a batch on the device. Loop's thread, or the one that moves."""

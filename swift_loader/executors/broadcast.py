@@ -66,6 +66,9 @@ class Broadcast:
         import torch.distributed as dist
 
         self.is_leader = rank == ranks[0]
+        self.num_ahead = 0
+        """How many batches this rank wants ahead of its loop. From the first exchange on, the fewest of all ranks: all
+        must take batches at the same time, because each waits for the others."""
         self._rank, self._ranks = rank, list(ranks)
         self._timeout_s, self._stall_warning_s = timeout_s or _NO_LIMIT_S, stall_warning_s
         self._gloo: Any = dist.ProcessGroupGloo(
@@ -131,7 +134,7 @@ class Broadcast:
 
         options: Any = distributed_c10d
 
-        mine = torch.tensor([*place, 0 if packed is None else len(packed)], device="cpu")
+        mine = torch.tensor([*place, 0 if packed is None else len(packed), self.num_ahead], device="cpu")
         places = [torch.empty_like(mine) for _ in self._ranks]
         gathering, broadcasting = options.AllgatherOptions(), options.BroadcastOptions()
         limit = timedelta(seconds=self._timeout_s)
@@ -139,7 +142,8 @@ class Broadcast:
             limit = max(limit, options.default_pg_timeout)
         gathering.timeout = broadcasting.timeout = limit
         self._wait(self._gloo.allgather([places], [mine], gathering))
-        for rank, (epoch, step, _) in zip(self._ranks, torch.stack(places).tolist(), strict=True):
+        self.num_ahead = int(min(numbers[3] for numbers in places))
+        for rank, (epoch, step, *_) in zip(self._ranks, torch.stack(places).tolist(), strict=True):
             if [epoch, step] != places[0][:2].tolist() != list(ANYWHERE):
                 raise RankMismatch(
                     f"ranks {self._ranks[0]} and {rank} share batches, but rank {self._ranks[0]} has taken "

@@ -81,6 +81,20 @@ SCENARIOS = """
             report(["lines", lines])
             return [digest(batch) for batch in batches]
 
+    def ahead():
+        digests = []
+        with make(max_nb_batch_on_device=2 + rank) as loader:
+            loader.start(rank=0, world_size=1, device="cpu")
+            for batch in loader:
+                dist.barrier()  # as a step's collectives
+                digests.append(digest({name: tensor.numpy() for name, tensor in batch.items()}))
+        with make(max_nb_batch_on_device=3) as loader:
+            loader.start(rank=0, world_size=1, device="cpu" if rank else None)
+            for batch in loader:
+                dist.barrier()
+                digests.append(int(batch["index"][0]))
+        return digests
+
     def files():
         with make(benchmark_file=f"{folder}/times.json", logger=f"{folder}/run") as loader:
             loader.start(rank=0, world_size=1)
@@ -110,7 +124,7 @@ SCENARIOS = """
 
     report(["without_sharing", without_sharing()])
     dist.barrier()
-    for scenario in (epochs, resume, inline, mesh, bad_sample, skipped_samples, out_of_order, kept, files,
+    for scenario in (epochs, resume, inline, mesh, bad_sample, skipped_samples, out_of_order, kept, ahead, files,
                      own_definitions):
         report([scenario.__name__, outcome(scenario)])
         dist.barrier()
@@ -157,6 +171,12 @@ def test_batches_are_the_same(outcomes: Any, name: str) -> None:
 
 def test_a_mesh_gives_the_bytes_that_its_coordinate_gives(outcomes: Any) -> None:
     assert both(outcomes, "mesh") == outcomes[0]["without_sharing"][0] == outcomes[1]["without_sharing"][0]
+
+
+def test_batches_are_taken_ahead_in_step_however_many_each_rank_wants(outcomes: Any) -> None:
+    digests = both(outcomes, "ahead")
+    assert digests[:12] == outcomes[0]["kept"]
+    assert len(digests) == 24
 
 
 def test_an_error_of_the_dataset_comes_in_place_of_its_batch_on_both(outcomes: Any) -> None:
