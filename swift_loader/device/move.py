@@ -296,16 +296,10 @@ def _is_small(tensor: torch.Tensor, max_nbytes: int) -> bool:
     """Return whether a tensor is plain memory of the CPU, of so many bytes at most, and not empty."""
     import torch
 
-    if not (0 < tensor.nbytes <= max_nbytes and type(tensor) is torch.Tensor and tensor.device.type == "cpu"):
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
-    return tensor.is_contiguous() and not (
-        tensor.requires_grad or tensor.is_quantized or tensor.is_neg() or tensor.is_conj()
-    )
-
-
-def _place(span: int, tensor: torch.Tensor, offset: int) -> tuple[int, Any]:
-    """Return a tensor's place at so many bytes in a span."""
-    return span, (tensor.dtype, tensor.shape, tensor.stride(), offset // tensor.itemsize)
+    is_other = tensor.is_nested or tensor.is_quantized or tensor.requires_grad or tensor.is_neg() or tensor.is_conj()
+    return 0 < tensor.nbytes <= max_nbytes and tensor.is_contiguous() and not is_other
 
 
 class Target:
