@@ -281,3 +281,12 @@ def is_true_in_a_fork(check: Callable[[], bool]) -> bool:
         finally:
             os._exit(0 if is_true else 1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def fork_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process with threads forks
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)

@@ -30,8 +30,10 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         registry: Registry | None = None,
         **options: Any,
     ) -> SwiftLoader:
+        is_own = move is not None
+
         class FakeTarget(Target):
-            moves = is_custom = True  # type: ignore[assignment]
+            moves, is_custom = True, is_own  # type: ignore[assignment]
 
             def on_arrival(self, notices: deque[str], *, is_locked: bool) -> None:
                 return None

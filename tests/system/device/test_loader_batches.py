@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader import SwiftLoader, SwiftLoaderWarning, batch_key
+from swift_loader import DataLoader, DevicePrefetcher, SwiftLoader, SwiftLoaderWarning, batch_key
 from tests.support.datasets import Blocks, Counting
 from tests.support.device_loaders import wait_for_ready
 from tests.support.helpers import make_loader
@@ -117,6 +117,24 @@ def test_floating_point_tensors_are_converted_and_others_are_not() -> None:
 def test_what_does_not_fit_together_is_refused_before_anything_starts(arguments: dict[str, Any], text: str) -> None:
     with make_loader(Blocks, workers=1) as loader, pytest.raises(TypeError, match=text):
         loader.start(0, **arguments)
+
+
+def test_nothing_is_asked_about_accelerators_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object) -> bool:
+        raise AssertionError("this opens the driver, which forks of the program can't use then")
+
+    for module, name in (
+        (torch.cuda, "is_available"),
+        (torch.cuda, "device_count"),
+        (torch.accelerator, "is_available"),
+        (torch.accelerator, "current_accelerator"),
+    ):
+        monkeypatch.setattr(module, name, ask)
+    with make_loader(Blocks, workers=0) as loader:
+        loader.start(device="cpu")
+        assert len(list(loader)) == 12
+    assert len(list(DevicePrefetcher([1, 2], "cpu"))) == 2
+    assert len(list(DataLoader([1, 2]))) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")

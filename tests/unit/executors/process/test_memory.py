@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from swift_loader.executors.process.forks import Forks
 from swift_loader.executors.process.memory import LeaseBook
 from swift_loader.scheduler.delivery import LeaseState
 from swift_loader.transport.segments import Segment
+from tests.support.helpers import fork_once
 
 pytestmark = pytest.mark.processes
 
@@ -123,15 +123,6 @@ def test_a_slot_that_comes_back_may_be_lent_at_once(is_shared: bool) -> None:
     del first
     assert book.lease_of(0) is not None
     assert 0 in book.not_free()
-
-
-def fork_once() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process with threads forks
-        pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
 
 
 def test_a_slot_that_the_user_had_at_a_fork_is_never_written_again() -> None:
