@@ -257,7 +257,7 @@ def _make_image_loader(given: Mapping[str, Any], reason: str, create: Callable[.
         worker_restarts=given["worker_restarts"],
         timeout=(given["timeout"] or 0) if given["num_workers"] else 0,
         pin_memory=(
-            torch.cuda.is_available() and torch.device(given["device"] or "cuda").type == "cuda"
+            torch.device(given["device"] or "cuda").type == "cuda" and torch.cuda.is_available()
             if given["use_prefetcher"]  # it copies to a GPU from page-locked memory
             else given["pin_memory"]
         ),
