@@ -13,6 +13,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,19 +184,19 @@ class Parcel:
     A batch of 30 labels and masks is then copied by a call or two.
     """
 
-    __slots__ = ("_singles", "_together", "batch", "spans")
+    __slots__ = ("_apart", "_together", "batch", "spans")
 
     def __init__(
-        self, batch: Any, spans: list[torch.Tensor], together: list[tuple[int, Any, list[Any]]], singles: list[Any]
+        self, batch: Any, spans: list[torch.Tensor], together: list[tuple[int, Any, list[Any]]], apart: list[Any]
     ) -> None:
         self.batch = batch
         """With all tensors, in the memory of the spans."""
         self.spans = spans
         """What is copied: bytes in which several tensors lie, or a single tensor."""
         self._together = together
-        """For each span of bytes and dtype: the numbers of its tensors, and their shapes, strides and offsets."""
-        self._singles = singles
-        """For each number of a tensor, the span that it is. None: it lies in a span of bytes."""
+        """For each span of bytes and dtype: the numbers of its tensors, with their shapes, strides and offsets."""
+        self._apart = apart
+        """The numbers of all other tensors, each with the span that it is."""
 
     @classmethod
     def pack(cls, batch: Any, memory: NDArray[np.uint8] | None = None) -> Parcel:
@@ -212,11 +213,11 @@ class Parcel:
         bounds = (0, 0) if memory is None or not len(memory) else (memory.ctypes.data, memory.nbytes)
         spans: list[torch.Tensor] = []
         places: dict[tuple[int, Any], list[Any]] = {}
-        singles: list[int | None] = [-1] * len(tensors)
+        rest = dict.fromkeys(range(len(tensors)))
 
         def place(number: int, offset: int) -> None:
             tensor = tensors[number]
-            singles[number] = None
+            del rest[number]
             where = (number, tensor.shape, tensor.stride(), offset // tensor.itemsize)
             places.setdefault((len(spans), tensor.dtype), []).append(where)
 
@@ -224,7 +225,7 @@ class Parcel:
             for number in run:
                 place(number, tensors[number].data_ptr() - begin)
             spans.append(torch.frombuffer((ctypes.c_ubyte * (end - begin)).from_address(begin), dtype=torch.uint8))
-        tiny = [number for number, one in enumerate(tensors) if singles[number] and _is_small(one, _TINY_NBYTES)]
+        tiny = [number for number in rest if _is_small(tensors[number], _TINY_NBYTES)]
         if len(tiny) > 1:
             tiny.sort(key=lambda number: -tensors[number].itemsize)  # so each one's offset is a multiple of its size
             offset = 0
@@ -232,11 +233,9 @@ class Parcel:
                 place(number, offset)
                 offset += tensors[number].nbytes
             spans.append(torch.cat([tensors[number].reshape(-1).view(torch.uint8) for number in tiny]))
-        for number, tensor in enumerate(tensors):
-            if singles[number] is not None:
-                singles[number] = len(spans)
-                spans.append(tensor)
-        return cls(packed, spans, [(*key, where) for key, where in places.items()], singles)
+        apart = [*zip(rest, count(len(spans)), strict=False)]
+        spans += [tensors[number] for number in rest]
+        return cls(packed, spans, [(*key, where) for key, where in places.items()], apart)
 
     def copied(
         self,
@@ -246,18 +245,18 @@ class Parcel:
     ) -> Parcel:
         """Return the same parcel with a copy of each span, and what `finish` makes of each tensor."""
         spans = [copy(span) for span in self.spans]
-        tensors: list[Any] = [None if span is None else spans[span] for span in self._singles]
-        for number, dtype, places in self._together:
-            whole = spans[number]
+        tensors = {number: spans[span] for number, span in self._apart}
+        for span, dtype, places in self._together:
+            whole = spans[span]
             typed = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            for tensor, shape, strides, offset in places:
+            for number, shape, strides, offset in places:
                 # Without .data, autograd would take a write to one of them as a write to all.
-                tensors[tensor] = typed.as_strided(shape, strides, offset).data
+                tensors[number] = typed.as_strided(shape, strides, offset).data
         if finish is not None:
-            tensors = [finish(tensor) for tensor in tensors]
-        following = iter(tensors)
+            tensors = {number: finish(tensor) for number, tensor in tensors.items()}
+        following = map(tensors.__getitem__, count())
         batch = _Walk("to", lambda _: next(following), on_object)(self.batch)
-        return Parcel(batch, spans, self._together, self._singles)
+        return Parcel(batch, spans, self._together, self._apart)
 
     def pinned(self) -> Parcel:
         """Return the same parcel in memory that torch has page-locked. Copies it there."""
@@ -285,9 +284,10 @@ def _runs(tensors: list[torch.Tensor], address: int, nbytes: int) -> Iterator[tu
             if len(run) > 1:
                 yield run_begin, run_end, run
             run, run_owner, run_begin, run_end = [], owner, begin, begin
-        if (begin - run_begin) % tensors[number].itemsize == 0:  # else torch could make no view there
+        # Else torch could make no view there, or a write to one would be a write to both.
+        if (begin - run_begin) % tensors[number].itemsize == 0 and begin >= run_end:
             run.append(number)
-            run_end = max(run_end, end)
+            run_end = end
     if len(run) > 1:
         yield run_begin, run_end, run
 

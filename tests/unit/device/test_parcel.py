@@ -128,6 +128,8 @@ def test_tensors_that_overlap_or_lie_at_odd_places_keep_their_values(shift: int)
     packed = copied(Parcel.pack(arrays, memory))
     for one, other in zip(packed, batch, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
+    packed[1].zero_()
+    assert packed[0].numpy().tobytes() == batch[0].numpy().tobytes(), "as with torch, each is a tensor of its own"
 
 
 def test_memories_that_happen_to_be_neighbours_are_copied_alone() -> None:
