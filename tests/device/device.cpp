@@ -12,7 +12,7 @@
 //   first address, or by the storage's context. They can't if NumPy has made the tensor's memory a view.
 // - In a fork of the process, the device raises an error.
 //
-// Copies on the device run on the stream. Other operators wait for the stream, and run on the CPU.
+// Copies to the device and on it run on the stream. Those to the host, and other operators, wait for it.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Tensor.h>

@@ -65,7 +65,7 @@ def test_a_batch_is_handed_over_while_the_loops_stream_is_busy_and_used_when_it_
 
 @pytest.mark.parametrize("lagging", ["nothing", "the loop", "the loop on a stream of its own", "the copies"])
 def test_no_memory_is_written_before_it_was_read(gpu: Gpu, lagging: str) -> None:
-    num_batches, ms = 3000, 0.1
+    num_batches, ms = 1000, 0.1
     to_device = LateMove(gpu, ms) if lagging == "the copies" else None
     context = torch.Stream(gpu.device) if lagging == "the loop on a stream of its own" else nullcontext()
     with image_loader(num_batches, data_queue_size=4) as loader, context:
