@@ -396,7 +396,7 @@ Tensor copy(const Tensor& source, const Tensor& target, bool non_blocking) {
     if (locked && !locked->has(static_cast<char*>(source.data_ptr()) + source.nbytes() - 1)) counts[kViolations]++;
     counts[locked ? kDirect : kStaged]++;
   }
-  queue.push([=, nbytes = source.nbytes()]() mutable {
+  queue.push([=, nbytes = source.nbytes(), locked = locked]() mutable {
     if (is_from_host) std::this_thread::sleep_for(std::chrono::microseconds(copy_delay_us));
     is_plain ? void(memcpy(to.data_ptr(), from.data_ptr(), nbytes)) : void(at::native::copy_(to, from, false));
   });

@@ -16,7 +16,7 @@ from swift_loader.device.streams import AcceleratorStream, CopiesInFlight
 from tests.device import simulated
 from tests.support import datasets
 from tests.support.helpers import make_loader, worker_processes
-from tests.system.device.cuda.images import Gpu, check_all, image_loader, on_one_gpu
+from tests.system.device.cuda.images import Gpu, check_all, image_loader, make_segment, on_one_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,16 @@ def copies_are_late() -> Iterator[None]:
     gc.collect()
     torch.accelerator.synchronize()
     assert simulated.num_registered() == 0
-    assert simulated.counts()["violations"] == 0
 
 
+@pytest.fixture
+def all_is_read_in_time() -> Iterator[None]:
+    before = simulated.counts()["violations"]
+    yield
+    assert simulated.counts()["violations"] == before
+
+
+@pytest.mark.usefixtures("all_is_read_in_time")
 @pytest.mark.parametrize("stall_ms", [0, 0.8])
 @pytest.mark.parametrize(
     "options",
@@ -88,6 +95,17 @@ def test_a_loader_that_is_broken_is_seen(
         torch.accelerator.synchronize()
 
 
+@on_one_gpu
+def test_memory_that_is_unregistered_while_a_copy_reads_it_is_seen(gpu: Gpu) -> None:
+    before, segment = simulated.counts()["violations"], make_segment()
+    assert gpu.registry().register(segment.address, segment.nbytes) == ""
+    torch.from_numpy(segment.array()).to(gpu.device, non_blocking=True)
+    assert gpu.registry().unregister(segment.address)
+    assert simulated.counts()["violations"] == before + 1
+    torch.accelerator.synchronize()
+
+
+@pytest.mark.usefixtures("all_is_read_in_time")
 @pytest.mark.filterwarnings("ignore:.*was ended by SIGKILL")
 def test_workers_that_are_killed_while_copies_are_late_leave_no_trace(gpu: Gpu) -> None:
     num_batches = 400
