@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from swift_loader import DevicePrefetcher
 from tests.support import datasets
-from tests.support.helpers import make_loader, run_script
+from tests.support.helpers import ROOT, make_loader, run_script
 from tests.system.device.cuda.images import (
     BATCH_SIZE,
     SIDE,
@@ -188,6 +188,7 @@ def test_a_fork_does_not_touch_the_device(gpu: Gpu, deed: str, tmp_path: Path) -
         print(len(list(batches)), sum(int(ones.sum()) for ones in moved))
         loader.close()
     """
-    printed = run_script(code, str(tmp_path / "errors"), folder=tmp_path)
+    environment = {"PYTHONPATH": str(ROOT)}
+    printed = run_script(code, str(tmp_path / "errors"), folder=tmp_path, environment=environment)
     assert printed.split() == ["7", "4000"]
     assert "Traceback" not in (tmp_path / "errors").read_text()
