@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from swift_loader.dataloader.draws import Draws, num_early_draws
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
-from swift_loader.dataloader.workers import LoaderWorkers
+from swift_loader.dataloader.workers import LoaderWorkers, Mover
 from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
 from swift_loader.executors.handle import Handle
@@ -64,6 +65,9 @@ class Epoch:
         self._mismatch: RankMismatch | None = None
         self.workers = workers
         """Those that serve it now."""
+        self._mover: Mover = loader._mover  # type: ignore[attr-defined] # noqa: SLF001
+        self._pull: Callable[[], Delivery] | None = None
+        """Returns the next batch, the error in its place, or the end. None: there are no more."""
         self._end_processes = None if workers is None else workers.close
         self._fleet = None if workers is None else workers.fleet
         self._num_taken = 0
@@ -85,9 +89,10 @@ class Epoch:
     def take(self) -> Delivery:
         """Return the next batch, whatever the other ranks have."""
         self._get_ready()
-        if (workers := self.workers) is None:  # of a loader with persistent workers, and the next epoch has begun
+        workers, pull = self.workers, self._pull
+        if workers is None or pull is None:  # of a loader with persistent workers, and the next epoch has begun
             raise StopIteration
-        delivery = workers.next()
+        delivery = pull()
         if delivery.error is None and delivery.num_before == self._num_taken:  # nearly always
             self._num_taken += 1
         else:
@@ -104,6 +109,10 @@ class Epoch:
         if delivery.lease is not None:
             delivery.lease.state = LeaseState.KEPT
         return delivery
+
+    def _take_from(self, take: Callable[[], Delivery], is_ready: Callable[[], bool]) -> None:
+        """Take the batches from here: ahead of the loop if they are moved to a device. See `Mover.ahead`."""
+        self._pull = self._mover.ahead(self.draws.begun, self._num_yielded, take, is_ready)
 
     def _get_ready(self) -> None:
         """Do what comes before a batch is taken. Raises `StopIteration` if there is none."""
@@ -182,13 +191,13 @@ class Epoch:
 
     def shut_down(self) -> None:
         """End the workers. There are no more batches. Idempotent."""
-        self.workers = None
+        self.workers = self._pull = None
         if self._end_processes is not None:
             run_finalizer(self._end_processes)
 
     def close(self) -> None:
         """Let go of the workers, which end if they don't serve other epochs. There are no more batches. Idempotent."""
-        workers, self.workers = self.workers, None
+        workers, self.workers, self._pull = self.workers, None, None
         if workers is not None and not workers.may_stay:
             self.shut_down()
 
@@ -207,7 +216,7 @@ class IndexEpoch(Epoch):
         """Begin to build ahead of the loop. `carried`: see `Shards`."""
         super().__init__(loader, draws, resume, workers)
         self._queue = IndexQueue(draws.begun.epoch, loader.num_workers, in_order=loader.in_order)
-        self._max_ahead = workers.limits.max_in_flight
+        self._max_ahead = workers.limits.max_in_flight + self._mover.depth
         self._max_noticed = min(self._max_ahead, loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH))
         """The same for draws that a program notices, see `num_early_draws`. The same in the whole epoch."""
         self._num_early = num_early_draws(loader)
@@ -224,6 +233,7 @@ class IndexEpoch(Epoch):
         self._shards = Shards(loader, resume, carried)
         self._busy: set[int] = set()
         """The workers that got work."""
+        self._take_from(workers.next, workers.is_ready)
         self._draw_ahead(0)
         workers.begin(self._queue, draws.begun.base_seed, self._shards.resume)
 
@@ -274,7 +284,7 @@ class IndexEpoch(Epoch):
         if workers is not None:
             with suppress(LoaderClosed):
                 workers.resize(num_workers)
-            self._max_ahead = workers.limits.max_in_flight
+            self._max_ahead = workers.limits.max_in_flight + self._mover.depth
 
     def _note(self, delivery: Delivery) -> None:
         if delivery.work is None:
@@ -311,6 +321,8 @@ class StreamEpoch(Epoch):
         """
         super().__init__(loader, draws, resume, workers)
         self._copies, shard = copies, workers.shard
+        take = workers.next if copies is None else partial(copies.noted, workers.next)
+        self._take_from(take, workers.is_ready)
         self._num_sharing = 0 if shard is None else shard.world_size
         self._last_worker, first_batches = -1, None
         self._shards: Shards | SharedShards
@@ -336,8 +348,6 @@ class StreamEpoch(Epoch):
             raise StopIteration
 
     def _note(self, delivery: Delivery) -> None:
-        if self._copies is not None:
-            self._copies.note(delivery)
         if isinstance(delivery.work, StreamWork):
             self._shards.note(delivery)
             self._last_worker = delivery.work.worker_id

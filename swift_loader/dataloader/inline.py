@@ -7,6 +7,7 @@ read the same samples, and with a seed, which determines what samples draw. So a
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.work import IndexWork
 from swift_loader.transport.task import Task
 from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
@@ -97,6 +99,9 @@ class InlineEpoch(Epoch):
             )
         if self._resumed is not None:
             self._continue(self._resumed, saved)
+        if self._mover.depth:
+            fetch = weakref.WeakMethod(self._fetch_drawn)  # else this would refer to itself
+            self._take_from(lambda: fetch()(), lambda: False)  # type: ignore[misc] # noqa: PLW0108 - this is there
 
     def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
         """Go to a position in the middle of an epoch."""
@@ -149,10 +154,21 @@ class InlineEpoch(Epoch):
             raise error
         return batch
 
+    def _fetch_drawn(self) -> Delivery:
+        """Return the batch that was drawn, on the host."""
+        drawn: Any = self._drawn
+        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        batch = self._fetch(drawn)
+        step = self._num_fetched if self._is_stream else drawn.step
+        num_samples = len(drawn.keys) if self._batches else 1
+        number = self._metrics.note_inline(self.number, step, num_samples, self._asked_ns, began_ns, cpu_ns)
+        work = None if self._pull is None or self._is_stream else IndexWork(self.number, step, None)
+        return Delivery(work, batch=batch, number=number)
+
     def take(self) -> Delivery:
         """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
-        asked_ns = time.perf_counter_ns()
-        self._metrics.note_asked(asked_ns)
+        self._asked_ns = time.perf_counter_ns()
+        self._metrics.note_asked(self._asked_ns)
         while (drawn := self._drawn or self.draws.next()) is not None and drawn.step in self._skipped:
             self._num_skipped += 1
             self._sampler_state = drawn.sampler_state
@@ -162,9 +178,10 @@ class InlineEpoch(Epoch):
             raise StopIteration
         self._unused = None
         self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
-        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
-            batch = self._fetch(drawn)
+            delivery = self._fetch_drawn() if self._pull is None else self._pull()
+            if delivery.error is not None:  # of `to_device`
+                raise delivery.error
         except StopIteration:
             self._drawn = None
             self.end()
@@ -179,14 +196,11 @@ class InlineEpoch(Epoch):
             self._num_skipped += 1  # the next batch is that of the next step, also after a resume
             self._sampler_state = drawn.sampler_state
             raise
-        step = self._num_fetched if self._is_stream else drawn.step
-        num_samples = len(drawn.keys) if self._batches else 1
-        self._metrics.note_inline(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
         self._drawn, self.is_whole = None, False
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
-        return Delivery(batch=batch)
+        return delivery
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""

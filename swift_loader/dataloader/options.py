@@ -33,7 +33,7 @@ DEFAULT_PREFETCH = 2
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
-_SAME = ("worker_type", "timeout", "stall_warning", "worker_restarts", "executor")
+_SAME = ("worker_type", "timeout", "stall_warning", "worker_restarts", "executor", "max_nb_batch_on_device")
 """Options that both loaders have, with one meaning."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -136,8 +137,13 @@ class Copies:
         """Of the first batches, by worker. None: the verdict is known."""
         self._warning = ""
 
-    def note(self, delivery: Delivery) -> None:
-        """Take in a batch, or the end."""
+    def noted(self, take: Callable[[], Delivery]) -> Delivery:
+        """Take a batch, or the end, and return it: it is looked at on the host, before it is moved."""
+        delivery = take()
+        self._note(delivery)
+        return delivery
+
+    def _note(self, delivery: Delivery) -> None:
         work, found = delivery.work, self._digests
         if found is None:
             return

@@ -5,18 +5,25 @@ from __future__ import annotations
 import copy
 import re
 import signal
+import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
+from swift_loader.dataloader.state import DrawsState
 from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.device.move import Target, device_of, find_target
+from swift_loader.device.prefetch import PrefetchQueue
+from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
@@ -25,14 +32,101 @@ from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
+from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import ProcessOwner
+from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import WorkSource
+from swift_loader.scheduler.work import IndexWork, WorkSource
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
+
+
+class Mover:
+    """Moves the batches of a loader's epochs to its device, ahead of the loop. Does nothing if there is no device."""
+
+    def __init__(self, where: tuple[Any, Any, Any], depth: int, metrics: Metrics) -> None:
+        """Check `where`: device, `to_device` and `dtype`. But don't ask for the device: the program may fork later.
+
+        `depth`: how many batches may be on the device ahead of the loop.
+        """
+        device, *how = where
+        find_target(None if device is None else "cpu", *how, pin_memory=False)
+        if device is not None:
+            try:
+                torch.device(device)
+            except RuntimeError:
+                device_of(device)  # says it in our words
+        self._where = where
+        self.depth = 0 if device is None else depth
+        self.metrics = metrics
+        self._idle: list[CopiesInFlight] = []
+        """Those of epochs that were left. Later ones use their streams, and so the memory that these have there."""
+        self._owner = ProcessOwner()
+
+    @cached_property
+    def target(self) -> Target | None:
+        """Where batches go. Known when the first epoch begins."""
+        return find_target(*self._where, pin_memory=False)
+
+    def ahead(
+        self, begun: DrawsState, num_yielded: int, take: Callable[[], Delivery], is_ready: Callable[[], bool]
+    ) -> Callable[[], Delivery]:
+        """Return what returns an epoch's next batch, on the device, the error in its place, or the end.
+
+        A batch is taken ahead of the loop only if it `is_ready`. Once nobody refers to the function any more, the
+        batches ahead are dropped, after their copies are over.
+        """
+        if (target := self.target) is None:
+            return take
+        copies = self._idle.pop() if self._idle else CopiesInFlight(target.make_stream(), self.depth)
+        source = _EpochSource(self.metrics, target, begun, num_yielded, expected_ranks(None).rank, take, is_ready)
+        queue = PrefetchQueue(source, copies, self.depth)
+        queue.goes_on = True
+        weakref.finalize(queue, self._end_copies, copies)
+        return queue.take
+
+    def _end_copies(self, copies: CopiesInFlight) -> None:
+        if self._owner.is_here():  # a fork of the trainer has no running copies
+            with suppress(Exception):  # a device error: its next user gets it too
+                copies.wait()
+                self._idle.append(copies)
+
+
+@dataclass
+class _EpochSource:
+    """The batches of an epoch on the host. It doesn't refer to the epoch, which refers to it."""
+
+    metrics: Metrics
+    target: Target
+    begun: DrawsState
+    num_pulled: int
+    rank: int
+    next: Callable[[], Delivery]
+    is_ready: Callable[[], bool]
+
+    def take(self) -> Delivery:
+        """Return the next batch, the error in its place, or the end."""
+        delivery = self.next()
+        self.num_pulled += delivery.error is None
+        return delivery
+
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        """Return a batch on the device."""
+        began_ns = time.perf_counter_ns()
+        try:
+            moved = self.target.move(delivery.batch, transfer)
+        except StopIteration as stop:
+            raise RuntimeError("to_device raised StopIteration, which would end the epoch early") from stop
+        self.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
+        return moved
+
+    def key_of(self, delivery: Delivery) -> int:
+        """Return the key of the batch that was taken last. A resume draws the same, and counts a stream's batches."""
+        batch = delivery.work.step if isinstance(delivery.work, IndexWork) else self.num_pulled - 1
+        return derive_key(self.begun.base_seed, Purpose.DEVICE.value, self.begun.epoch, batch, self.rank)
 
 
 def start_workers(
@@ -46,7 +140,6 @@ def start_workers(
     """
     delivery, method = delivery_of(loader), start_method_of(loader)
     uses_threads = delivery.uses_threads
-    metrics = loader._observer.metrics  # noqa: SLF001
     mode = TorchMode(
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
@@ -69,7 +162,7 @@ def start_workers(
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
     try:
-        return LoaderWorkers(options, delivery, base_seed, metrics)
+        return LoaderWorkers(options, delivery, base_seed, loader._mover)  # noqa: SLF001
     except EncodeError as error:
         if not (why := loader._why_no_fork):  # noqa: SLF001
             raise
@@ -100,10 +193,9 @@ class LoaderWorkers:
     these references.
     """
 
-    def __init__(
-        self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, metrics: Metrics
-    ) -> None:
-        """Start the workers, and wait until there is a dataset for them. `metrics`: of the loader, for all epochs."""
+    def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, mover: Mover) -> None:
+        """Start the workers, and wait until there is a dataset for them. `mover`: of the loader, for all epochs."""
+        metrics = mover.metrics
         mode = worker_options.torch
         assert mode is not None
         self.persist = mode.persists
@@ -121,6 +213,7 @@ class LoaderWorkers:
         self._has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
         notices = deque[str]()
+        page_lock = None if mover.target is None else mover.target.make_page_lock(notices)
         if mode.pool is not None:
             worker_options = replace(worker_options, torch=replace(mode, kept=mode.pool.deal(delivery.num_workers)))
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
@@ -128,7 +221,7 @@ class LoaderWorkers:
         """The worker processes. None if the workers are threads."""
         executor: Executor
         if self.fleet is not None:
-            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices)
+            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices, page_lock)
         else:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given
@@ -143,6 +236,11 @@ class LoaderWorkers:
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
         self._dispatcher.start()
+
+    def is_ready(self) -> bool:
+        """Return whether `next` would return without blocking. Sends what was drawn meanwhile."""
+        self._dispatcher.act()
+        return self._dispatcher.is_ready()
 
     @property
     def may_stay(self) -> bool:

@@ -65,8 +65,11 @@ def keyed_by(source: HostSource, delivery: Delivery) -> Iterator[None]:
 class PrefetchQueue:
     """The batches of a pass that were moved and not taken yet. An error or the end stays at the front."""
 
+    goes_on = False
+    """Whether the source is asked again after an error, which takes only its batch's place, and after the end."""
+
     def __init__(self, source: HostSource, copies: CopiesInFlight, depth: int, num_batches: int = sys.maxsize) -> None:
-        """Begin a pass. Its copies come after the work that the loop has queued so far.
+        """Get ready. The copies come after the work that the loop has queued before the first `take`.
 
         `copies`: the running ones of all passes. `depth`: batches that may be on the device ahead of the loop.
         `num_batches`: how many to pull at most.
@@ -75,23 +78,27 @@ class PrefetchQueue:
         self._copies = copies
         self._depth = depth
         self._num_left = num_batches
+        self._is_begun = False
         self._pulled: Delivery | None = None
         """A batch that isn't moved yet because of an interrupt."""
         self._ahead: deque[tuple[Delivery, Transfer | None]] = deque()
-        """An entry without copies holds an error or the end. It is the last entry."""
-        copies.stream.catch_up()
+        """An entry without copies holds an error or the end. It is the last entry, unless the pass goes on."""
 
     def take(self) -> Delivery:
         """Return the next batch, on the device, or the error or the end in its place."""
         self._copies.begin_step()
+        if not self._is_begun:
+            self._copies.stream.catch_up()
+            self._is_begun = True
         while len(self._ahead) <= self._depth and (  # only the first pull may block
             not self._ahead or self._pulled is not None or (self._num_left > 0 and self._source.is_ready())
         ):
             self._fetch()
         delivery, transfer = self._ahead[0]
-        if transfer is None:
+        if transfer is not None:
+            transfer.hand_over()
+        elif not self.goes_on:
             return delivery
-        transfer.hand_over()
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 
@@ -111,22 +118,26 @@ class PrefetchQueue:
             self._pulled = self._source.take()
             self._num_left -= 1
         pulled = self._pulled
-        if pulled.error is None:
+        if pulled.error is None and not pulled.is_end:
             try:
                 with keyed_by(self._source, pulled):
                     transfer = self._copies.issue(self._source, pulled)
                 # `pulled` stays with the copy, which reads its batch.
                 moved = Delivery(
-                    pulled.work, batch=transfer.batch, failures=pulled.failures, num_before=pulled.num_before
+                    pulled.work,
+                    batch=transfer.batch,
+                    failures=pulled.failures,
+                    snapshot=pulled.snapshot,
+                    num_before=pulled.num_before,
                 )
                 self._ahead.append((moved, transfer))
             except Exception as error:
                 if is_interrupt(error):
                     raise
                 pulled.batch, pulled.error = None, error
-        if pulled.error is not None:
+        if pulled.error is not None or pulled.is_end:
             self._ahead.append((pulled, None))
-            self._num_left = 0
+            self._num_left = self._num_left if self.goes_on else 0
         self._pulled = None  # not after an interrupt: the next call moves it
 
     def __repr__(self) -> str:
