@@ -60,7 +60,7 @@ class Epoch:
         self.draws = draws
         self._resumed = None if resume is None or resume.draws.begins_epoch else resume
         """Where it continues. None: it begins afresh."""
-        self._num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
+        self.num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
         self._num_votes = 0
         self._mismatch: RankMismatch | None = None
         self.workers = workers
@@ -101,18 +101,13 @@ class Epoch:
         self._note(delivery)
         if delivery.error is not None or delivery.is_end:
             self.is_whole = True
-            if delivery.error is not None:
-                raise delivery.error
+            delivery.raise_error()
             self.end()
             raise StopIteration
-        self._num_yielded += 1
+        self.num_yielded += 1
         if delivery.lease is not None:
             delivery.lease.state = LeaseState.KEPT
         return delivery
-
-    def _take_from(self, take: Callable[[], Delivery], is_ready: Callable[[], bool]) -> None:
-        """Take the batches from here: ahead of the loop if they are moved to a device. See `Mover.ahead`."""
-        self._pull = self._mover.ahead(self.draws.begun, self._num_yielded, take, is_ready)
 
     def _get_ready(self) -> None:
         """Do what comes before a batch is taken. Raises `StopIteration` if there is none."""
@@ -177,13 +172,13 @@ class Epoch:
         draws = self.draws.state_at(num_drawn, sampler_state, is_over=self.is_over)
         more |= {"num_workers": self._num_workers, "length_called": self.length_called}
         return LoaderPosition(
-            draws, self._is_stream, num_yielded=self._num_yielded, num_sharing=self._num_sharing, **more
+            draws, self._is_stream, num_yielded=self.num_yielded, num_sharing=self._num_sharing, **more
         )
 
     def describe(self) -> str:
         """Return its state, its number, and how many batches the loop got."""
         state = "stopped" if self._num_workers and self.workers is None else "running"
-        return f"{'over' if self.is_over else state}, epoch {self.number}, batch {self._num_yielded:,}"
+        return f"{'over' if self.is_over else state}, epoch {self.number}, batch {self.num_yielded:,}"
 
     def processes(self) -> list[Handle]:
         """Return the worker processes by id, also after the epoch."""
@@ -233,7 +228,7 @@ class IndexEpoch(Epoch):
         self._shards = Shards(loader, resume, carried)
         self._busy: set[int] = set()
         """The workers that got work."""
-        self._take_from(workers.next, workers.is_ready)
+        self._pull = self._mover.ahead(self, workers.next, workers.is_ready)
         self._draw_ahead(0)
         workers.begin(self._queue, draws.begun.base_seed, self._shards.resume)
 
@@ -322,7 +317,7 @@ class StreamEpoch(Epoch):
         super().__init__(loader, draws, resume, workers)
         self._copies, shard = copies, workers.shard
         take = workers.next if copies is None else partial(copies.noted, workers.next)
-        self._take_from(take, workers.is_ready)
+        self._pull = self._mover.ahead(self, take, workers.is_ready)
         self._num_sharing = 0 if shard is None else shard.world_size
         self._last_worker, first_batches = -1, None
         self._shards: Shards | SharedShards
@@ -335,7 +330,7 @@ class StreamEpoch(Epoch):
         self._rounds = StreamRounds(
             self.draws.begun.epoch,
             self._num_workers,
-            first_step=self._num_yielded,
+            first_step=self.num_yielded,
             last_worker=self._last_worker,
             first_batches=first_batches,
         )
@@ -361,7 +356,7 @@ class StreamEpoch(Epoch):
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         workers, last_worker = self._shards.snapshots(self._rounds), self._last_worker
-        return self._at(self._num_yielded, None, last_worker=last_worker, workers=workers)
+        return self._at(self.num_yielded, None, last_worker=last_worker, workers=workers)
 
 
 class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
@@ -530,7 +525,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         length = math.inf
         with suppress(Exception):  # a stream has none, nor may a sampler of the user's
             length = len(self)
-        while self._epoch._num_yielded + self._num_left_out < length:  # noqa: SLF001 - of this module
+        while self._epoch.num_yielded + self._num_left_out < length:
             self._num_left_out += 1
             yield
 
@@ -562,7 +557,7 @@ class ShownLoaderIterator(ShownIterator, LoaderIterator):  # type: ignore[misc]
         with suppress(Exception):  # a stream has none, nor may a sampler of the user's
             length = len(self)
         passes = self._passes_epoch and not self._is_begun
-        return epoch.number + passes, 0 if passes else epoch._num_yielded, length, 0  # noqa: SLF001 - of this module
+        return epoch.number + passes, 0 if passes else epoch.num_yielded, length, 0
 
 
 def lost_batch() -> SwiftLoaderError:

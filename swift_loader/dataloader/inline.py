@@ -101,7 +101,7 @@ class InlineEpoch(Epoch):
             self._continue(self._resumed, saved)
         if self._mover.depth:
             fetch = weakref.WeakMethod(self._fetch_drawn)  # else this would refer to itself
-            self._take_from(lambda: fetch()(), lambda: False)  # type: ignore[misc] # noqa: PLW0108 - this is there
+            self._pull = self._mover.ahead(self, lambda: fetch()(), bool)  # type: ignore[misc] # noqa: PLW0108 - it is there
 
     def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
         """Go to a position in the middle of an epoch."""
@@ -136,23 +136,23 @@ class InlineEpoch(Epoch):
         if (samples := self._samples) is None:
             return self._fetcher.fetch(drawn.keys)
         task, is_again = Task(0, 0, self.number, drawn.step, drawn.indices, turn=self._num_fetched), True
+        built = Delivery()
         with preserved_generators():
             while is_again:  # samples drew without their seeds
                 try:
-                    error, fetched = None, samples.fetch(task).samples
+                    built.error, fetched = None, samples.fetch(task).samples
                     samples.seeding.begin_collate()
-                    batch = self._collate(fetched)
+                    built.batch = self._collate(fetched)
                 except stream.StreamEnd:
                     raise StopIteration from None
                 except Exception as failed:
-                    error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
+                    built.error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
                     self._index = failed.index if isinstance(failed, BuildError) else None
                 finally:
                     is_again = samples.seeding.needs_rebuild()
-                is_again = is_again and (error is None or not is_interrupt(error))
-        if error is not None:
-            raise error
-        return batch
+                is_again = is_again and (built.error is None or not is_interrupt(built.error))
+        built.raise_error()
+        return built.batch
 
     def _fetch_drawn(self) -> Delivery:
         """Return the batch that was drawn, on the host."""
@@ -180,8 +180,7 @@ class InlineEpoch(Epoch):
         self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
         try:
             delivery = self._fetch_drawn() if self._pull is None else self._pull()
-            if delivery.error is not None:  # of `to_device`
-                raise delivery.error
+            delivery.raise_error()  # that of `to_device`
         except StopIteration:
             self._drawn = None
             self.end()
@@ -198,7 +197,7 @@ class InlineEpoch(Epoch):
             raise
         self._drawn, self.is_whole = None, False
         self._num_fetched += 1
-        self._num_yielded += 1
+        self.num_yielded += 1
         self._sampler_state = drawn.sampler_state
         return delivery
 
@@ -209,7 +208,7 @@ class InlineEpoch(Epoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        num_done = self._num_yielded + self._num_skipped
+        num_done = self.num_yielded + self._num_skipped
         ahead = sorted(step for step in self._skipped if step >= num_done)
         return self._at(num_done, self._sampler_state, ahead=ahead, workers=(self._snapshot(),))
 

@@ -21,7 +21,7 @@ from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.dataloader.options import delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.dataloader.state import DrawsState
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.device.move import Target, device_of, find_target
+from swift_loader.device.move import Target, find_target
 from swift_loader.device.prefetch import PrefetchQueue
 from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
@@ -53,14 +53,11 @@ class Mover:
         `depth`: how many batches may be on the device ahead of the loop.
         """
         device, *how = where
-        find_target(None if device is None else "cpu", *how, pin_memory=False)
-        if device is not None:
-            try:
-                torch.device(device)
-            except RuntimeError:
-                device_of(device)  # says it in our words
         self._where = where
         self.depth = 0 if device is None else depth
+        with suppress(RuntimeError):  # else it is unknown, as `find_target` says
+            device = device if device is None else torch.device(device) and "cpu"
+        find_target(device, *how, pin_memory=False)
         self.metrics = metrics
         self._idle: list[CopiesInFlight] = []
         """Those of epochs that were left. Later ones use their streams, and so the memory that these have there."""
@@ -71,10 +68,8 @@ class Mover:
         """Where batches go. Known when the first epoch begins."""
         return find_target(*self._where, pin_memory=False)
 
-    def ahead(
-        self, begun: DrawsState, num_yielded: int, take: Callable[[], Delivery], is_ready: Callable[[], bool]
-    ) -> Callable[[], Delivery]:
-        """Return what returns an epoch's next batch, on the device, the error in its place, or the end.
+    def ahead(self, epoch: Any, take: Callable[[], Delivery], is_ready: Callable[[], bool]) -> Callable[[], Delivery]:
+        """Return what returns an `Epoch`'s next batch, on the device, the error in its place, or the end.
 
         A batch is taken ahead of the loop only if it `is_ready`. Once nobody refers to the function any more, the
         batches ahead are dropped, after their copies are over.
@@ -82,7 +77,7 @@ class Mover:
         if (target := self.target) is None:
             return take
         copies = self._idle.pop() if self._idle else CopiesInFlight(target.make_stream(), self.depth)
-        source = _EpochSource(self.metrics, target, begun, num_yielded, expected_ranks(None).rank, take, is_ready)
+        source = _EpochSource(self.metrics, target, epoch.draws.begun, epoch.num_yielded, take, is_ready)
         queue = PrefetchQueue(source, copies, self.depth)
         queue.goes_on = True
         weakref.finalize(queue, self._end_copies, copies)
@@ -103,7 +98,6 @@ class _EpochSource:
     target: Target
     begun: DrawsState
     num_pulled: int
-    rank: int
     next: Callable[[], Delivery]
     is_ready: Callable[[], bool]
 
@@ -126,7 +120,8 @@ class _EpochSource:
     def key_of(self, delivery: Delivery) -> int:
         """Return the key of the batch that was taken last. A resume draws the same, and counts a stream's batches."""
         batch = delivery.work.step if isinstance(delivery.work, IndexWork) else self.num_pulled - 1
-        return derive_key(self.begun.base_seed, Purpose.DEVICE.value, self.begun.epoch, batch, self.rank)
+        begun, rank = self.begun, expected_ranks(None).rank
+        return derive_key(begun.base_seed, Purpose.DEVICE.value, begun.epoch, batch, rank)
 
 
 def start_workers(
@@ -231,16 +226,13 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
+        self.is_ready = self._dispatcher.is_ready
+        """Returns whether it wouldn't block."""
         self.end_pass = self._dispatcher.end_pass
         """Records that the loop met the end of its epoch. Loop's thread."""
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
         self._dispatcher.start()
-
-    def is_ready(self) -> bool:
-        """Return whether `next` would return without blocking. Sends what was drawn meanwhile."""
-        self._dispatcher.act()
-        return self._dispatcher.is_ready()
 
     @property
     def may_stay(self) -> bool:
@@ -283,13 +275,13 @@ class LoaderWorkers:
         be freed. It comes again at each later call.
         """
         if self.failure is not None:
-            return self.failure
+            return replace(self.failure)
         if delivery.error is not None:
-            delivery = replace(delivery, error=_with_torch_text(delivery.error, self._delivery.timeout_s or 0))
+            delivery.error = _with_torch_text(delivery.error, self._delivery.timeout_s or 0)
         if isinstance(delivery.error, WorkerStalled):
             self._has_stalled = True  # the loop may wait again
         elif delivery.error is not None and delivery.work is None:
-            self.failure = delivery
+            self.failure = replace(delivery)
             self.close()
         return delivery
 

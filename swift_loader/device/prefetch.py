@@ -117,7 +117,8 @@ class PrefetchQueue:
         if self._pulled is None:
             self._pulled = self._source.take()
             self._num_left -= 1
-        pulled = self._pulled
+        pulled, transfer = self._pulled, None
+        moved = pulled
         if pulled.error is None and not pulled.is_end:
             try:
                 with keyed_by(self._source, pulled):
@@ -130,15 +131,14 @@ class PrefetchQueue:
                     snapshot=pulled.snapshot,
                     num_before=pulled.num_before,
                 )
-                self._ahead.append((moved, transfer))
             except Exception as error:
                 if is_interrupt(error):
                     raise
                 pulled.batch, pulled.error = None, error
-        if pulled.error is not None or pulled.is_end:
-            self._ahead.append((pulled, None))
-            self._num_left = self._num_left if self.goes_on else 0
+        if transfer is None and not self.goes_on:
+            self._num_left = 0
         self._pulled = None  # not after an interrupt: the next call moves it
+        self._ahead.append((moved, transfer))  # no handler runs between these two
 
     def __repr__(self) -> str:
         return f"{len(self._ahead)} ahead"
