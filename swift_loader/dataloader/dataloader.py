@@ -109,7 +109,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 number](options.md#how-many-workers) while the loop runs.
             collate_fn: Function that turns a list of samples into a batch. Default: as
                 `torch.utils.data.default_collate`.
-            pin_memory: True page-locks batches if there is an accelerator.
+            pin_memory: True page-locks batches if there is an accelerator. It has no effect with `device`.
             drop_last: True leaves out the last batch if it isn't full.
             timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. 0: no limit.
             worker_init_fn: Called in each worker process with its id, before it loads anything.
@@ -144,9 +144,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 [streams](dataloader.md#streams).
             progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
                 which the loop waited for data. It needs tqdm.
-            device: Where batches go, ahead of the loop: anything that `torch.device` takes. Each epoch begins by
-                looking for it, so the program may fork before. See [devices](device.md). None: batches stay as
-                `collate_fn` made them.
+            device: Where batches go, [ahead of the loop](device.md): anything that `torch.device` takes. Numeric arrays
+                become tensors, also with `"cpu"`. The first epoch asks for it. None: batches stay as `collate_fn` made
+                them.
             to_device: Function `to_device(batch, device)` that moves a batch, and may [augment
                 it](device.md#augment-on-the-gpu). It is called once per batch, beside the loop's work. Default:
                 `swift_loader.to_device`.
