@@ -179,7 +179,9 @@ def is_interrupt(error: BaseException) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = {_code_of(signal.getsignal(number)) for number in SIGNALS} - {None}
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    # Until Python 3.13, a frame keeps the locals that somebody looked at. The error is one of them in our frames.
+    traced = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    frames = (frame for frame in traced if not str(frame.f_globals.get("__name__")).startswith("swift_loader."))
     return any(frame.f_code in handlers or _got_signal(frame) for frame in frames)
 
 

@@ -21,7 +21,7 @@ from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, Sho
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
-from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
+from swift_loader.dataloader.workers import LoaderWorkers, Mover, start_workers, warm_root
 from swift_loader.delivery.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
@@ -42,7 +42,7 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 
 _OWN = frozenset(
     ("_workers", "_pool", "_why_no_fork", "_latest", "_iterator", "_votes", "_observer", "_changing", "_wanted")
-)
+) | {"_mover"}
 """What belongs to the epochs of one loader, and isn't copied."""
 
 
@@ -90,6 +90,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
         progress: bool = False,
+        device: torch.device | str | int | None = None,
+        to_device: Callable[..., Any] | None = None,
+        dtype: torch.dtype | None = None,
+        max_nb_batch_on_device: int = 1,
     ) -> None:
         """Check the arguments, and start to import in the background what workers need. This starts no worker.
 
@@ -105,7 +109,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 number](options.md#how-many-workers) while the loop runs.
             collate_fn: Function that turns a list of samples into a batch. Default: as
                 `torch.utils.data.default_collate`.
-            pin_memory: True page-locks batches if there is an accelerator.
+            pin_memory: True page-locks batches if there is an accelerator. It has no effect with `device`.
             drop_last: True leaves out the last batch if it isn't full.
             timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. 0: no limit.
             worker_init_fn: Called in each worker process with its id, before it loads anything.
@@ -140,6 +144,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 [streams](dataloader.md#streams).
             progress: True shows a bar of each epoch on rank 0: batches, speed, time left, and the share of the time in
                 which the loop waited for data. It needs tqdm.
+            device: Where batches go, [ahead of the loop](device.md): anything that `torch.device` takes. Numeric arrays
+                become tensors, also with `"cpu"`. The first epoch asks for it. None: batches stay as `collate_fn` made
+                them.
+            to_device: Function `to_device(batch, device)` that moves a batch, and may [augment
+                it](device.md#augment-on-the-gpu). It is called once per batch, beside the loop's work. Default:
+                `swift_loader.to_device`.
+            dtype: A `torch.dtype`. Floating-point tensors are converted to it on the device. None: they keep theirs.
+                With `to_device`, it is a `TypeError`.
+            max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. It has no
+                effect without a device, or with `num_workers=0`.
 
         Raises:
             ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
@@ -156,6 +170,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 "a Mixture needs a sampler that knows its weights: give "
                 "batch_sampler=ShuffleBatchSampler(mixture, batch_size), which also splits it over the ranks"
             )
+        self._where = self.device, self.to_device, self.dtype = device, to_device, dtype
+        """What is used. The attributes are for frameworks, and a subclass may have a `device` of its own."""
+        self.max_nb_batch_on_device = max_nb_batch_on_device
         self.seed = self._order_seed = None if seed is None else check_integer("seed", seed, 0)
         if seed is not None and generator is None:
             generator = torch.Generator()
@@ -214,6 +231,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With `persistent_workers`, those of all epochs."""
         self._pool = SegmentPool()
         """Memory of the workers of the last epoch, for those of the next one."""
+        self._observer = Observer(DATALOADER)
+        self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
         self._latest: Epoch | None = None
@@ -223,7 +242,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With persistent workers the only iterator, once there is one."""
         self._votes: RankVotes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
-        self._observer = Observer(DATALOADER)
         self._changing = threading.RLock()
         """Held while an epoch begins, and while the number of workers changes. Reentrant, as a signal handler may do
         that."""
@@ -279,7 +297,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Begin an epoch. Return it, and whether the loop has left it already."""
         resume, self._loaded = self._loaded, None
         passes_epoch = resume is not None and not resume.draws.begins_epoch and self._passes_epoch
-        options.warn_of_pinning(self)  # first, as with torch: it warns also if the epoch can't begin
+        if not self._mover.depth:
+            options.warn_of_pinning(self)  # first, as with torch: it warns also if the epoch can't begin
         return self._begin_epoch(resume), passes_epoch
 
     def resize(self, num_workers: int) -> None:
@@ -442,7 +461,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _observed(self) -> tuple[DeliveryOptions, int, bool]:
         """Return what the loader is now, for its observer."""
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
-        return options.delivery_of(self), batch_size, False
+        return options.delivery_of(self), batch_size, self._mover.depth > 0
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 

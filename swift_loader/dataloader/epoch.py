@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from swift_loader.dataloader.draws import Draws, num_early_draws
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
-from swift_loader.dataloader.workers import LoaderWorkers
+from swift_loader.dataloader.workers import LoaderWorkers, Mover
 from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
 from swift_loader.executors.handle import Handle
@@ -59,11 +60,14 @@ class Epoch:
         self.draws = draws
         self._resumed = None if resume is None or resume.draws.begins_epoch else resume
         """Where it continues. None: it begins afresh."""
-        self._num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
+        self.num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
         self._num_votes = 0
         self._mismatch: RankMismatch | None = None
         self.workers = workers
         """Those that serve it now."""
+        self._mover: Mover = loader._mover  # type: ignore[attr-defined] # noqa: SLF001
+        self._pull: Callable[[], Delivery] | None = None
+        """Returns the next batch, the error in its place, or the end. None: there are no more."""
         self._end_processes = None if workers is None else workers.close
         self._fleet = None if workers is None else workers.fleet
         self._num_taken = 0
@@ -85,9 +89,10 @@ class Epoch:
     def take(self) -> Delivery:
         """Return the next batch, whatever the other ranks have."""
         self._get_ready()
-        if (workers := self.workers) is None:  # of a loader with persistent workers, and the next epoch has begun
+        workers, pull = self.workers, self._pull
+        if workers is None or pull is None:  # of a loader with persistent workers, and the next epoch has begun
             raise StopIteration
-        delivery = workers.next()
+        delivery = pull()
         if delivery.error is None and delivery.num_before == self._num_taken:  # nearly always
             self._num_taken += 1
         else:
@@ -96,11 +101,10 @@ class Epoch:
         self._note(delivery)
         if delivery.error is not None or delivery.is_end:
             self.is_whole = True
-            if delivery.error is not None:
-                raise delivery.error
+            delivery.raise_error()
             self.end()
             raise StopIteration
-        self._num_yielded += 1
+        self.num_yielded += 1
         if delivery.lease is not None:
             delivery.lease.keep()
         return delivery
@@ -168,13 +172,13 @@ class Epoch:
         draws = self.draws.state_at(num_drawn, sampler_state, is_over=self.is_over)
         more |= {"num_workers": self._num_workers, "length_called": self.length_called}
         return LoaderPosition(
-            draws, self._is_stream, num_yielded=self._num_yielded, num_sharing=self._num_sharing, **more
+            draws, self._is_stream, num_yielded=self.num_yielded, num_sharing=self._num_sharing, **more
         )
 
     def describe(self) -> str:
         """Return its state, its number, and how many batches the loop got."""
         state = "stopped" if self._num_workers and self.workers is None else "running"
-        return f"{'over' if self.is_over else state}, epoch {self.number}, batch {self._num_yielded:,}"
+        return f"{'over' if self.is_over else state}, epoch {self.number}, batch {self.num_yielded:,}"
 
     def processes(self) -> list[Handle]:
         """Return the worker processes by id, also after the epoch."""
@@ -182,13 +186,13 @@ class Epoch:
 
     def shut_down(self) -> None:
         """End the workers. There are no more batches. Idempotent."""
-        self.workers = None
+        self.workers = self._pull = None
         if self._end_processes is not None:
             run_finalizer(self._end_processes)
 
     def close(self) -> None:
         """Let go of the workers, which end if they don't serve other epochs. There are no more batches. Idempotent."""
-        workers, self.workers = self.workers, None
+        workers, self.workers, self._pull = self.workers, None, None
         if workers is not None and not workers.may_stay:
             self.shut_down()
 
@@ -207,7 +211,7 @@ class IndexEpoch(Epoch):
         """Begin to build ahead of the loop. `carried`: see `Shards`."""
         super().__init__(loader, draws, resume, workers)
         self._queue = IndexQueue(draws.begun.epoch, loader.num_workers, in_order=loader.in_order)
-        self._max_ahead = workers.limits.max_in_flight
+        self._max_ahead = workers.limits.max_in_flight + self._mover.depth
         self._max_noticed = min(self._max_ahead, loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH))
         """The same for draws that a program notices, see `num_early_draws`. The same in the whole epoch."""
         self._num_early = num_early_draws(loader)
@@ -224,6 +228,7 @@ class IndexEpoch(Epoch):
         self._shards = Shards(loader, resume, carried)
         self._busy: set[int] = set()
         """The workers that got work."""
+        self._pull = self._mover.ahead(self, workers.next, workers.is_ready)
         self._draw_ahead(0)
         workers.begin(self._queue, draws.begun.base_seed, self._shards.resume)
 
@@ -274,7 +279,7 @@ class IndexEpoch(Epoch):
         if workers is not None:
             with suppress(LoaderClosed):
                 workers.resize(num_workers)
-            self._max_ahead = workers.limits.max_in_flight
+            self._max_ahead = workers.limits.max_in_flight + self._mover.depth
 
     def _note(self, delivery: Delivery) -> None:
         if delivery.work is None:
@@ -311,6 +316,8 @@ class StreamEpoch(Epoch):
         """
         super().__init__(loader, draws, resume, workers)
         self._copies, shard = copies, workers.shard
+        take = workers.next if copies is None else partial(copies.noted, workers.next)
+        self._pull = self._mover.ahead(self, take, workers.is_ready)
         self._num_sharing = 0 if shard is None else shard.world_size
         self._last_worker, first_batches = -1, None
         self._shards: Shards | SharedShards
@@ -323,7 +330,7 @@ class StreamEpoch(Epoch):
         self._rounds = StreamRounds(
             self.draws.begun.epoch,
             self._num_workers,
-            first_step=self._num_yielded,
+            first_step=self.num_yielded,
             last_worker=self._last_worker,
             first_batches=first_batches,
         )
@@ -336,8 +343,6 @@ class StreamEpoch(Epoch):
             raise StopIteration
 
     def _note(self, delivery: Delivery) -> None:
-        if self._copies is not None:
-            self._copies.note(delivery)
         if isinstance(delivery.work, StreamWork):
             self._shards.note(delivery)
             self._last_worker = delivery.work.worker_id
@@ -351,7 +356,7 @@ class StreamEpoch(Epoch):
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         workers, last_worker = self._shards.snapshots(self._rounds), self._last_worker
-        return self._at(self._num_yielded, None, last_worker=last_worker, workers=workers)
+        return self._at(self.num_yielded, None, last_worker=last_worker, workers=workers)
 
 
 class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
@@ -509,7 +514,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         length = math.inf
         with suppress(Exception):  # a stream has none, nor may a sampler of the user's
             length = len(self)
-        while self._epoch._num_yielded + self._num_left_out < length:  # noqa: SLF001 - of this module
+        while self._epoch.num_yielded + self._num_left_out < length:
             self._num_left_out += 1
             yield
 
@@ -541,7 +546,7 @@ class ShownLoaderIterator(ShownIterator, LoaderIterator):  # type: ignore[misc]
         with suppress(Exception):  # a stream has none, nor may a sampler of the user's
             length = len(self)
         passes = self._passes_epoch and not self._is_begun
-        return epoch.number + passes, 0 if passes else epoch._num_yielded, length, 0  # noqa: SLF001 - of this module
+        return epoch.number + passes, 0 if passes else epoch.num_yielded, length, 0
 
 
 def lost_batch() -> SwiftLoaderError:

@@ -7,6 +7,7 @@ read the same samples, and with a seed, which determines what samples draw. So a
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.work import IndexWork
 from swift_loader.transport.task import Task
 from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
@@ -56,8 +58,7 @@ class InlineEpoch(Epoch):
         """What the next batch is made of, if an interrupt came while it was fetched."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
-        self._pin = pinning_of(loader)
-        self._metrics = metrics
+        self._pin, self._metrics = pinning_of(loader), metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
         saved = WorkerSnapshot()
@@ -98,6 +99,9 @@ class InlineEpoch(Epoch):
             )
         if self._resumed is not None:
             self._continue(self._resumed, saved)
+        if self._mover.depth:
+            fetch = weakref.WeakMethod(self._fetch_drawn)  # else this would refer to itself
+            self._pull = self._mover.ahead(self, lambda: fetch()(), bool)  # type: ignore[misc] # noqa: PLW0108 - it is there
 
     def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
         """Go to a position in the middle of an epoch."""
@@ -132,28 +136,41 @@ class InlineEpoch(Epoch):
         if (samples := self._samples) is None:
             return self._fetcher.fetch(drawn.keys)
         task, is_again = Task(0, 0, self.number, drawn.step, drawn.indices, turn=self._num_fetched), True
+        built = Delivery()
         with preserved_generators():
             while is_again:  # samples drew without their seeds
                 try:
-                    error, fetched = None, samples.fetch(task).samples
+                    built.error, fetched = None, samples.fetch(task).samples
                     samples.seeding.begin_collate()
-                    batch = self._collate(fetched)
+                    built.batch = self._collate(fetched)
                 except stream.StreamEnd:
                     raise StopIteration from None
                 except Exception as failed:
-                    error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
+                    built.error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
                     self._index = failed.index if isinstance(failed, BuildError) else None
                 finally:
                     is_again = samples.seeding.needs_rebuild()
-                is_again = is_again and (error is None or not is_interrupt(error))
-        if error is not None:
-            raise error
-        return batch
+                is_again = is_again and (built.error is None or not is_interrupt(built.error))
+        built.raise_error()
+        return built.batch
+
+    def _fetch_drawn(self) -> Delivery:
+        """Return the batch that was drawn, on the host."""
+        drawn: Any = self._drawn
+        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        batch = self._fetch(drawn)
+        if self._pin is not None:
+            batch = self._pin(batch)
+        step = self._num_fetched if self._is_stream else drawn.step
+        num_samples = len(drawn.keys) if self._batches else 1
+        number = self._metrics.note_inline(self.number, step, num_samples, self._asked_ns, began_ns, cpu_ns)
+        work = None if self._pull is None or self._is_stream else IndexWork(self.number, step, None)
+        return Delivery(work, batch=batch, number=number)
 
     def take(self) -> Delivery:
         """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
-        asked_ns = time.perf_counter_ns()
-        self._metrics.note_asked(asked_ns)
+        self._asked_ns = time.perf_counter_ns()
+        self._metrics.note_asked(self._asked_ns)
         while (drawn := self._drawn or self.draws.next()) is not None and drawn.step in self._skipped:
             self._num_skipped += 1
             self._sampler_state = drawn.sampler_state
@@ -163,11 +180,9 @@ class InlineEpoch(Epoch):
             raise StopIteration
         self._unused = None
         self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
-        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
-            batch = self._fetch(drawn)
-            if self._pin is not None:
-                batch = self._pin(batch)
+            delivery = self._fetch_drawn() if self._pull is None else self._pull()
+            delivery.raise_error()  # that of `to_device`
         except StopIteration:
             self._drawn = None
             self.end()
@@ -182,14 +197,11 @@ class InlineEpoch(Epoch):
             self._num_skipped += 1  # the next batch is that of the next step, also after a resume
             self._sampler_state = drawn.sampler_state
             raise
-        step = self._num_fetched if self._is_stream else drawn.step
-        num_samples = len(drawn.keys) if self._batches else 1
-        self._metrics.note_inline(self.number, step, num_samples, asked_ns, began_ns, cpu_ns)
         self._drawn, self.is_whole = None, False
         self._num_fetched += 1
-        self._num_yielded += 1
+        self.num_yielded += 1
         self._sampler_state = drawn.sampler_state
-        return Delivery(batch=batch)
+        return delivery
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -198,7 +210,7 @@ class InlineEpoch(Epoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        num_done = self._num_yielded + self._num_skipped
+        num_done = self.num_yielded + self._num_skipped
         ahead = sorted(step for step in self._skipped if step >= num_done)
         return self._at(num_done, self._sampler_state, ahead=ahead, workers=(self._snapshot(),))
 

@@ -34,7 +34,7 @@ DEFAULT_PREFETCH = 2
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
-_SAME = ("worker_type", "timeout", "stall_warning", "worker_restarts", "executor")
+_SAME = ("worker_type", "timeout", "stall_warning", "worker_restarts", "executor", "max_nb_batch_on_device")
 """Options that both loaders have, with one meaning."""
 
 
@@ -268,7 +268,8 @@ def warn_of_pinning(loader: DataLoader[Any]) -> None:
 
 def pinning_of(loader: DataLoader[Any]) -> Callable[..., Any] | None:
     """Return what page-locks each batch as torch does, on any thread; None: nothing is to be done."""
-    kind = pinning_accelerator() if loader.pin_memory else None
+    is_wanted = loader.pin_memory and not loader._mover.depth  # type: ignore[attr-defined] # noqa: SLF001
+    kind = pinning_accelerator() if is_wanted else None
     if kind is None:
         return None
     from torch.utils.data._utils.pin_memory import pin_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.device.move import Parcel
 from swift_loader.errors import warn
 from swift_loader.runtime import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
@@ -136,13 +138,19 @@ class Copies:
         """Of the first batches, by worker. None: the verdict is known."""
         self._warning = ""
 
-    def note(self, delivery: Delivery) -> None:
-        """Take in a batch, or the end."""
+    def noted(self, take: Callable[[], Delivery]) -> Delivery:
+        """Take a batch, or the end, and return it: it is looked at on the host, before it is moved."""
+        delivery = take()
+        self._note(delivery)
+        return delivery
+
+    def _note(self, delivery: Delivery) -> None:
         work, found = delivery.work, self._digests
         if found is None:
             return
         if delivery.error is None and isinstance(work, StreamWork) and len(found[work.worker_id]) < self._num_batches:
-            found[work.worker_id].append(_digest_of(delivery.batch))
+            batch = delivery.batch
+            found[work.worker_id].append(_digest_of(batch.batch if isinstance(batch, Parcel) else batch))
         is_known = delivery.is_end or all(len(one) == self._num_batches for one in found)
         are_equal = all(one[: len(found[0])] == found[0][: len(one)] for one in found)
         if is_known and are_equal and found[0] and all(len(one) == len(found[0]) for one in found):

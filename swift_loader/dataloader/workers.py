@@ -5,18 +5,25 @@ from __future__ import annotations
 import copy
 import re
 import signal
+import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.dataloader.options import delivery_of, pinning_of, rng_of, start_method_of, wanted_rng
+from swift_loader.dataloader.state import DrawsState
 from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.device.move import Target, find_target
+from swift_loader.device.prefetch import PrefetchQueue
+from swift_loader.device.streams import CopiesInFlight, Transfer
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
@@ -26,14 +33,96 @@ from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
+from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import ProcessOwner
+from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import WorkSource
+from swift_loader.scheduler.work import IndexWork, WorkSource
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
+
+
+class Mover:
+    """Moves the batches of a loader's epochs to its device, ahead of the loop. Does nothing if there is no device."""
+
+    def __init__(self, where: tuple[Any, Any, Any], depth: int, metrics: Metrics) -> None:
+        """Check `where`: device, `to_device` and `dtype`. But don't ask for the device: the program may fork later.
+
+        `depth`: how many batches may be on the device ahead of the loop.
+        """
+        device, *how = where
+        self._where = where
+        self.depth = 0 if device is None else depth
+        with suppress(RuntimeError):  # else it is unknown, as `find_target` says
+            device = device if device is None else torch.device(device) and "cpu"
+        find_target(device, *how, pin_memory=False)
+        self.metrics = metrics
+        self._idle: list[CopiesInFlight] = []
+        """Those of epochs that were left. Later ones use their streams, and so the memory that these have there."""
+        self._owner = ProcessOwner()
+
+    @cached_property
+    def target(self) -> Target | None:
+        """Where batches go. Known when the first epoch begins."""
+        return find_target(*self._where, pin_memory=False)
+
+    def ahead(self, epoch: Any, take: Callable[[], Delivery], is_ready: Callable[[], bool]) -> Callable[[], Delivery]:
+        """Return what returns an `Epoch`'s next batch, on the device, the error in its place, or the end.
+
+        A batch is taken ahead of the loop only if it `is_ready`. Once nobody refers to the function any more, the
+        batches ahead are dropped, after their copies are over.
+        """
+        if (target := self.target) is None:
+            return take
+        copies = self._idle.pop() if self._idle else CopiesInFlight(target.make_stream(), self.depth)
+        source = _EpochSource(self.metrics, target, epoch.draws.begun, epoch.num_yielded, take, is_ready)
+        queue = PrefetchQueue(source, copies, self.depth, in_background=target.moves_in_background)
+        queue.goes_on = True
+        weakref.finalize(queue, self._end_copies, copies)
+        return queue.take
+
+    def _end_copies(self, copies: CopiesInFlight) -> None:
+        if self._owner.is_here():  # a fork of the trainer has no running copies
+            with suppress(Exception):  # a device error: its next user gets it too
+                copies.wait()
+                self._idle.append(copies)
+
+
+@dataclass
+class _EpochSource:
+    """The batches of an epoch on the host. It doesn't refer to the epoch, which refers to it."""
+
+    metrics: Metrics
+    target: Target
+    begun: DrawsState
+    num_pulled: int
+    next: Callable[[], Delivery]
+    is_ready: Callable[[], bool]
+
+    def take(self) -> Delivery:
+        """Return the next batch, the error in its place, or the end."""
+        delivery = self.next()
+        self.num_pulled += delivery.error is None
+        return delivery
+
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        """Return a batch on the device."""
+        began_ns = time.perf_counter_ns()
+        try:
+            moved = self.target.move(delivery.batch, transfer)
+        except StopIteration as stop:
+            raise RuntimeError("to_device raised StopIteration, which would end the epoch early") from stop
+        self.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
+        return moved
+
+    def key_of(self, delivery: Delivery) -> int:
+        """Return the key of the batch that was taken last. A resume draws the same, and counts a stream's batches."""
+        batch = delivery.work.step if isinstance(delivery.work, IndexWork) else self.num_pulled - 1
+        begun, rank = self.begun, expected_ranks(None).rank
+        return derive_key(begun.base_seed, Purpose.DEVICE.value, begun.epoch, batch, rank)
 
 
 def start_workers(
@@ -47,7 +136,6 @@ def start_workers(
     """
     delivery, method = delivery_of(loader), start_method_of(loader)
     uses_threads = delivery.uses_threads
-    metrics = loader._observer.metrics  # noqa: SLF001
     mode = TorchMode(
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
@@ -70,7 +158,7 @@ def start_workers(
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
     try:
-        return LoaderWorkers(options, delivery, base_seed, metrics, pinning_of(loader))
+        return LoaderWorkers(options, delivery, base_seed, loader._mover, pinning_of(loader))  # noqa: SLF001
     except EncodeError as error:
         if not (why := loader._why_no_fork):  # noqa: SLF001
             raise
@@ -106,13 +194,14 @@ class LoaderWorkers:
         worker_options: WorkerOptions,
         delivery: DeliveryOptions,
         base_seed: int,
-        metrics: Metrics,
-        on_arrival: OnArrival | None,
+        mover: Mover,
+        pin: OnArrival | None,
     ) -> None:
         """Start the workers, and wait until there is a dataset for them.
 
-        `metrics`: of the loader, for all epochs. `on_arrival`: see `BatchReader`.
+        `mover`: of the loader, for all epochs. `pin`: page-locks each batch, if nobody moves it; None: nothing does.
         """
+        metrics = mover.metrics
         mode = worker_options.torch
         assert mode is not None
         self.persist = mode.persists
@@ -130,6 +219,10 @@ class LoaderWorkers:
         self._has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
         notices = deque[str]()
+        target, page_lock, on_arrival = mover.target, None, pin
+        if target is not None:
+            page_lock = None if delivery.uses_threads else target.make_page_lock(notices)
+            on_arrival = target.on_arrival(notices, is_locked=page_lock is not None)
         if mode.pool is not None:
             worker_options = replace(worker_options, torch=replace(mode, kept=mode.pool.deal(delivery.num_workers)))
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
@@ -137,7 +230,7 @@ class LoaderWorkers:
         """The worker processes. None if the workers are threads."""
         executor: Executor
         if self.fleet is not None:
-            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices, on_arrival=on_arrival)
+            executor = WorkerExecutor(self.fleet, metrics, _log_once, notices, page_lock, on_arrival)
         else:
             given = worker_options.dataset
             dataset = _copied(given) if worker_options.dataset_per_worker else given
@@ -147,6 +240,8 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
+        self.is_ready = self._dispatcher.is_ready
+        """Returns whether it wouldn't block."""
         self.end_pass = self._dispatcher.end_pass
         """Records that the loop met the end of its epoch. Loop's thread."""
         self.close = weakref.finalize(self, self._dispatcher.close)
@@ -194,13 +289,13 @@ class LoaderWorkers:
         be freed. It comes again at each later call.
         """
         if self.failure is not None:
-            return self.failure
+            return replace(self.failure)
         if delivery.error is not None:
-            delivery = replace(delivery, error=_with_torch_text(delivery.error, self._delivery.timeout_s or 0))
+            delivery.error = _with_torch_text(delivery.error, self._delivery.timeout_s or 0)
         if isinstance(delivery.error, WorkerStalled):
             self._has_stalled = True  # the loop may wait again
         elif delivery.error is not None and delivery.work is None:
-            self.failure = delivery
+            self.failure = replace(delivery)
             self.close()
         return delivery
 

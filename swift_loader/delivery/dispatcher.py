@@ -318,7 +318,7 @@ class Dispatcher:
         return delivery
 
     def is_ready(self) -> bool:
-        """Return whether `take` would return without blocking. Receives what has arrived. Loop's thread.
+        """Return whether `take` would return without blocking. Receives what has arrived, and acts. Loop's thread.
 
         Raises what a signal handler raised meanwhile, see `take`.
         """
@@ -327,6 +327,10 @@ class Dispatcher:
             try:
                 is_ready = self._has_deliverable()
                 receivers = self._receivers
+                if not is_ready:  # the source may have more to send than when the loop took a batch
+                    self._phase = _Phase.TAKING
+                    self.act()
+                    self._phase = _Phase.WAITING
                 # If the threads lead, they have received what was there.
                 if not is_ready and receivers is not None and receivers.loop_leads:
                     inbox = receivers.take()

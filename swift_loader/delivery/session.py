@@ -259,8 +259,6 @@ class Session:
         """Return a batch on the device. Loop's thread, or the one that moves."""
         assert self._target is not None
         began_ns = time.perf_counter_ns()
-        if delivery.lease is not None and self._target.is_custom:
-            delivery.lease.show()
         moved = self._target.move(delivery.batch, transfer)
         self.observer.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
         return moved

@@ -335,11 +335,6 @@ class Target:
         return self._device is not None
 
     @property
-    def is_custom(self) -> bool:
-        """Whether the user's function moves them."""
-        return self._custom is not None
-
-    @property
     def moves_in_background(self) -> bool:
         """Whether a thread of its own may move them."""
         return self._has_streams and self._custom is None

@@ -138,6 +138,8 @@ class PrefetchQueue:
         pulled, transfer = self._pulled, None
         moved = pulled
         if pulled.error is None and not pulled.is_end:
+            if pulled.lease is not None and not self._in_background:
+                pulled.lease.show()  # to a function of the user's
             with keyed_by(self._source, pulled):
                 transfer = self._copies.issue(self._source, pulled, in_background=self._in_background)
             # `pulled` stays with the copy, which reads its batch.

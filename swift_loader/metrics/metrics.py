@@ -146,17 +146,17 @@ class Metrics:
             self._count()
         return number
 
-    def note_inline(self, epoch: int, step: int, num_samples: int, asked_ns: int, began_ns: int, cpu_ns: int) -> None:
+    def note_inline(self, epoch: int, step: int, num_samples: int, asked_ns: int, began_ns: int, cpu_ns: int) -> int:
         """Record a batch that the loop's thread has just built, in one go: all counts as fetching.
 
-        `cpu_ns`: the thread's CPU time when it began.
+        `cpu_ns`: the thread's CPU time when it began. Return a number for `note_copy`.
         """
         if not self._enabled:
-            return
+            return NOT_NOTED
         self._built.append(num_samples)
         now_ns = time.perf_counter_ns()
         built = (asked_ns, began_ns, now_ns - began_ns, 0, 0, time.thread_time_ns() - cpu_ns, -1, now_ns, 0)
-        self.note_delivery((epoch, step, 0, num_samples, 0, *built), asked_ns, now_ns, 0)
+        return self.note_delivery((epoch, step, 0, num_samples, 0, *built), asked_ns, now_ns, 0)
 
     def note_copy(self, number: int, copy_ns: int) -> None:
         """Record how long the loop's thread took to start the copy of a batch to the device."""

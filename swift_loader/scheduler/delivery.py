@@ -97,6 +97,15 @@ class Delivery:
     number: int = -1
     """The batch's number in the metrics; -1 if it has none."""
 
+    def raise_error(self) -> None:
+        """Raise the error, if there is one. It isn't here any more, because its traceback refers to those who were."""
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # else it would be its own traceback that keeps it
+
     def keep(self) -> None:
         """Note that only the user keeps the batch's memory from here on. Any thread."""
         if self.lease is not None:

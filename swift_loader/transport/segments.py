@@ -162,9 +162,9 @@ class SegmentPool:
         self._process = os.getpid()
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Keep segments that nobody uses, for the next workers."""
+        """Keep segments that nobody uses, for the next workers. Not page-locked ones: no fork may inherit these."""
         if self._process == os.getpid():
-            self._free.extend(segments)
+            self._free.extend(segment for segment in segments if segment.before_unmapping is None)
 
     def deal(self, num_workers: int) -> dict[int, list[Segment]]:
         """Return the parts of the next workers, by id, which then are theirs. In a fork of the program: none."""

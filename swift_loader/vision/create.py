@@ -279,7 +279,7 @@ class ImageLoader(DataLoader[Any], Closing):
     def device_key(self) -> int:
         """Return the key of the last batch, see `device.prefetch.batch_key`. For a `DevicePrefetcher`."""
         epoch: Any = self._latest
-        place = epoch.number, epoch._num_yielded - 1, expected_ranks(None).rank  # noqa: SLF001 - of this package
+        place = epoch.number, epoch.num_yielded - 1, expected_ranks(None).rank
         return derive_key(epoch.draws.begun.base_seed, Purpose.DEVICE.value, *place)
 
     def close(self) -> None:

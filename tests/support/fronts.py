@@ -108,6 +108,11 @@ def data_loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(Numbers(**options), sampler=MIXED, num_workers=2, worker_restarts=0)  # type: ignore[arg-type]
 
 
+def to_device(**options: Any) -> DataLoader[Any]:
+    numbers: Any = Numbers(**options)
+    return DataLoader(numbers, sampler=MIXED, num_workers=2, worker_restarts=0, device="cpu", max_nb_batch_on_device=2)
+
+
 def stream(**options: Any) -> DataLoader[Any]:
     return DataLoader(Stream(**options), num_workers=2, worker_restarts=0)
 
@@ -131,6 +136,7 @@ def stage_loader(**options: Any) -> StageLoader:
 FRONTS = (
     Front("SwiftLoader", swift_loader),
     Front("DataLoader", data_loader, tuple(MIXED)),
+    Front("DataLoader to a device", to_device, tuple(MIXED)),
     Front("DataLoader of a stream", stream, positions=(0, NUM_BATCHES - 1)),
     Front("Pipeline in processes", pipeline, positions=(1, NUM_BATCHES)),
     Front("StageLoader", stage_loader, has_processes=False, positions=(1, NUM_BATCHES - 1)),

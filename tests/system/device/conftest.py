@@ -30,10 +30,8 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         registry: Registry | None = None,
         **options: Any,
     ) -> SwiftLoader:
-        is_own = move is not None
-
         class FakeTarget(Target):
-            moves, is_custom = True, is_own  # type: ignore[assignment]
+            moves, moves_in_background = True, False  # type: ignore[assignment]
 
             def on_arrival(self, notices: deque[str], *, is_locked: bool) -> None:
                 return None

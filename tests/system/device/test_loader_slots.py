@@ -16,7 +16,6 @@ from swift_loader.executors.process import memory
 from swift_loader.executors.process.memory import WorkerMemory
 from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, dispatcher_of, wait_for_ready
 from tests.support.fake_device import FakeDevice, Registry
-from tests.support.helpers import fork_once
 from tests.support.resizing import workers_of
 
 
@@ -110,16 +109,6 @@ def test_a_slot_that_could_not_be_page_locked_is_when_it_is_used_next(start_on: 
     for _ in range(2):
         list(loader)
     assert all(were_locked[24:]), "slots stay as they were at the first attempt"
-
-
-def test_forks_of_the_program_cost_no_slot_that_only_the_loader_uses(start_on: Start) -> None:
-    registry = Registry()
-    loader = start_on(FakeDevice(lag=1), registry=registry, workers=1, data_queue_size=2)
-    for _ in range(3):
-        for step, _ in enumerate(loader):
-            if step % 6 == 0:
-                fork_once()
-    assert registry.log.count("register") <= 8, "12 forks retire no slots"
 
 
 class Watching(Registry):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from swift_loader import SwiftLoaderWarning
 from swift_loader.device.pinning import PageLock
 from swift_loader.executors.process import memory
+from tests.support.helpers import fork_once
 from tests.system.device.cuda.images import (
     BATCH_SIZE,
     SIDE,
@@ -61,6 +64,24 @@ def test_large_batches_that_are_ready_stay_in_page_locked_memory(gpu: Gpu, monke
         loader.start(device=gpu.device, to_device=move)
         check_all(gpu, loader, 300, 0.1)
     assert all(move.were_pinned)
+
+
+@on_one_gpu
+def test_forks_of_the_program_cost_no_slot_that_only_the_loader_uses(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, calls = type(gpu.registry()), list[int]()
+    register = registry.register
+
+    def noted(self: Any, address: int, nbytes: int) -> str | None:
+        calls.append(nbytes)
+        return str(register(self, address, nbytes))
+
+    monkeypatch.setattr(registry, "register", noted)
+    with image_loader(120) as loader:
+        loader.start(device=gpu.device)
+        for step, _ in enumerate(loader):
+            if step % 6 == 0:
+                fork_once()
+    assert len(calls) <= 20, "20 forks retire no slots"
 
 
 @on_one_gpu
