@@ -183,9 +183,9 @@ class SwiftLoader(Closing):
             max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. It has no
                 effect without a device.
             pin_memory: True copies batches into page-locked memory, for a [loop that moves
-                them](device.md#a-loop-that-moves-batches-itself) to a GPU. Numeric arrays become tensors. Without CUDA
-                they become tensors, too, but nothing is page-locked. `start(device=...)` doesn't need it: it reads
-                batches from page-locked memory anyway.
+                them](device.md#a-loop-that-moves-batches-itself) to a GPU. Numeric arrays become tensors. Without an
+                accelerator they become tensors, too, but nothing is page-locked. `start(device=...)` doesn't need it:
+                it reads batches from page-locked memory anyway.
             start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
                 interpreter for each worker. `"fork"` forks the training process once, at `start()`, and the workers
                 from that fork. It is for [datasets and functions that can't be

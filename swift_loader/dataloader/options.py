@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.tree import search
 from swift_loader.checks import check_choice, check_flag, checked
-from swift_loader.device.accelerator import accelerator, current, device_of, pinning_accelerator
+from swift_loader.device.accelerator import accelerator, device_of, pinning_accelerator
+from swift_loader.device.pinning import calling
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType, check_executor
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.worker.seeding import Rng
@@ -277,7 +278,7 @@ def pinning_of(loader: DataLoader[Any]) -> Callable[..., Any] | None:
     device = device_of(kind)
 
     def pinned(batch: Any, _memory: Any = None) -> Any:
-        with current(device):
+        with calling(device):
             return pin_memory(batch, kind)
 
     return pinned

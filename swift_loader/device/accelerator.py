@@ -100,10 +100,7 @@ def default_device() -> torch.device:
 
 @contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Return a context in which an accelerator is the current one of its kind, in this thread.
-
-    The loader's threads have none yet. Without this, each rank would open a context on the first one.
-    """
+    """Return a context in which an accelerator is the current one of its kind, in this thread."""
     import torch
 
     module = getattr(torch, device.type)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.tree import ATOMS, children, rebuilt
-from swift_loader.device.accelerator import current, device_of, pinning_accelerator, streams_of
-from swift_loader.device.pinning import CudaRegistry, PageLock
+from swift_loader.device.accelerator import device_of, pinning_accelerator, streams_of
+from swift_loader.device.pinning import CudaRegistry, PageLock, calling
 from swift_loader.device.streams import AcceleratorStream, CopyStream, Transfer
 from swift_loader.errors import warn
 from swift_loader.transport.slots import Leased
@@ -355,7 +355,7 @@ class Target:
     def _pinned(self, batch: Any, _memory: NDArray[np.uint8]) -> Any:
         if self._pins_for is None:
             return as_tensors(batch)
-        with current(self._pins_for):
+        with calling(self._pins_for):
             return pin(batch)
 
     def _packed(self, notices: deque[str], batch: Any, memory: NDArray[np.uint8], *, is_locked: bool) -> Parcel:
@@ -363,7 +363,7 @@ class Target:
         if self._pins_for is None or (is_locked and isinstance(memory, Leased)):
             return parcel
         try:
-            with current(self._pins_for):
+            with calling(self._pins_for):
                 return parcel.pinned()
         except RuntimeError as error:
             self._pins_for = None

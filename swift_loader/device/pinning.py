@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,16 @@ def relaxed_capture() -> Iterator[None]:
             exchange(ctypes.byref(mode))
 
 
+@contextmanager
+def calling(device: torch.device) -> Iterator[None]:
+    """Return a context in which any thread of the loader may call an accelerator.
+
+    It is the current one of its kind, as these threads have none, and each rank would open a context on the first one.
+    """
+    with relaxed_capture() if device.type == "cuda" else nullcontext(), current(device):
+        yield
+
+
 class CudaRegistry:
     """cudaHostRegister and cudaHostUnregister of the runtime that torch uses, for one device."""
 
@@ -106,7 +116,7 @@ class CudaRegistry:
 
     def _call(self, function: str, *arguments: int) -> Any:
         """Call a function of the runtime; return its error code."""
-        with relaxed_capture(), current(self._device):
+        with calling(self._device):
             code = getattr(self._cudart, function)(*arguments)
             if int(code) not in (0, _NOT_DURING_CAPTURE):
                 with suppress(RuntimeError):
