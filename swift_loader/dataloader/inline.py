@@ -54,8 +54,8 @@ class InlineEpoch(Epoch):
         self._num_fetched = self._num_skipped = 0
         """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
         self._skipped: set[int] = set()
-        self._drawn: Drawn | None = None
-        """What the next batch is made of, if an interrupt came while it was fetched."""
+        self._drawn: Any = None
+        """What the next batch is made of, a `Drawn`, if an interrupt came while it was fetched. None: draw it."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
         self._pin, self._metrics = pinning_of(loader), metrics
@@ -156,9 +156,8 @@ class InlineEpoch(Epoch):
 
     def _fetch_drawn(self) -> Delivery:
         """Return the batch that was drawn, on the host."""
-        drawn: Any = self._drawn
         began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        batch = self._fetch(drawn)
+        batch = self._fetch(drawn := self._drawn)
         if self._pin is not None:
             batch = self._pin(batch)
         step = self._num_fetched if self._is_stream else drawn.step

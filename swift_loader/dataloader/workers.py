@@ -77,8 +77,8 @@ class Mover:
         """
         if (target := self.target) is None:
             return take
-        copies = self._idle.pop() if self._idle else CopiesInFlight(target.make_stream(), self.depth)
         source = _EpochSource(self.metrics, target, epoch.draws.begun, epoch.num_yielded, take, is_ready)
+        copies = self._idle.pop() if self._idle else CopiesInFlight(target.make_stream(), self.depth)
         queue = PrefetchQueue(source, copies, self.depth, in_background=target.moves_in_background)
         queue.goes_on = True
         weakref.finalize(queue, self._end_copies, copies)
@@ -121,8 +121,8 @@ class _EpochSource:
     def key_of(self, delivery: Delivery) -> int:
         """Return the key of the batch that was taken last. A resume draws the same, and counts a stream's batches."""
         batch = delivery.work.step if isinstance(delivery.work, IndexWork) else self.num_pulled - 1
-        begun, rank = self.begun, expected_ranks(None).rank
-        return derive_key(begun.base_seed, Purpose.DEVICE.value, begun.epoch, batch, rank)
+        place = self.begun.epoch, batch, expected_ranks(None).rank
+        return derive_key(self.begun.base_seed, Purpose.DEVICE.value, *place)
 
 
 def start_workers(

@@ -105,11 +105,13 @@ def num_serving(loader: DataLoader[Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "persistent", "in_order"), [*itertools.product(["processes", "threads"], [False, True], [False, True])]
+    ("kind", "persistent", "in_order"),
+    [*itertools.product(["processes", "threads"], [False, True], [False, True]), ("to a device", True, True)],
 )
 def test_batches_are_those_of_a_loader_without_resizes(kind: str, persistent: bool, in_order: bool) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "processes": {},
+        "to a device": {"device": "cpu", "max_nb_batch_on_device": 3},
         "threads": {"worker_type": "thread", "rng": None, "multiprocessing_context": None},
     }
     options = {**kinds[kind], "persistent_workers": persistent, "in_order": in_order}

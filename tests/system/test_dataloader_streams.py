@@ -301,9 +301,10 @@ RANK = """
             return iter(range(self.length))
 
     found = []
-    for num_workers in (0, 1):
+    for num_workers, device in ((0, None), (1, None), (1, "cpu")):
         context = "fork" if num_workers else None
         options = {"num_workers": num_workers, "multiprocessing_context": context, "shard_stream": False}
+        options |= {"device": device, "max_nb_batch_on_device": 3}
         part = Part(7 + 6 * rank)
         loader = DataLoader(part, 2, equal_batches=True, **options)
         for epoch in range(2):
@@ -340,7 +341,7 @@ def test_ranks_with_parts_of_their_own_end_together(tmp_path: Path) -> None:
         for epoch, (taken, text) in zip((1, 3), (found.pop(-2), found.pop()), strict=True):
             assert taken == [[0, 1]]
             assert text.startswith(told.format(epoch, epoch - 1))
-        assert found == 2 * [expected, expected, expected[1:], expected]
+        assert found == 3 * [expected, expected, expected[1:], expected]
 
 
 # Out of order

@@ -230,14 +230,24 @@ def takes_lock(_: Any, index: int) -> int:
     return index
 
 
-@pytest.mark.parametrize("place", [pytest.param("sample", marks=pytest.mark.slow), "template"])
-def test_a_fork_that_waits_for_ever_is_replaced_by_an_interpreter(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "device"),
+    [
+        pytest.param("sample", None, marks=pytest.mark.slow),
+        pytest.param("sample", "cpu", marks=pytest.mark.slow),
+        ("template", None),
+    ],
+)
+def test_a_fork_that_waits_for_ever_is_replaced_by_an_interpreter(
+    place: str, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ForkWatch, "proof_s", 0.1)
     dataset: Any = Held({}, takes_lock)
     monkeypatch.setitem(dataset.held, "hangs", place == "template")  # until the end of this test
     multiprocessing.util.register_after_fork(dataset, lambda dataset: dataset.held["hangs"] and takes_lock(None, 12))
+    loader = DataLoader(dataset, num_workers=2, multiprocessing_context="fork", device=device)
     with _LOCK, pytest.warns(SwiftLoaderWarning) as warned:
-        got = [int(batch["id"]) for batch in DataLoader(dataset, num_workers=2, multiprocessing_context="fork")]
+        got = [int(batch["id"]) for batch in loader]
     assert got == list(range(24))
     assert re.search(r"pid \d+\) is a fork.*Give multiprocessing_context='forkserver'", str(warned.pop().message))
     assert not [one for one in warned if one.category is SwiftLoaderWarning], "one is enough"
