@@ -9,10 +9,10 @@ Imports torch only if it is needed.
 from __future__ import annotations
 
 import ctypes
-import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -101,28 +101,10 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def _move_object(movable: Any, device: torch.device, *, is_async: bool) -> Any:
     """Return what an object's `.to()` returns. It needn't wait for its copies, if it can be told so."""
-    kind: Any = type(movable)
-    if not is_async or not (takes := _takes_non_blocking(kind)):
-        return movable.to(device)
-    try:
-        return movable.to(device, non_blocking=True)
-    except TypeError:
-        if takes is inspect.Parameter.VAR_KEYWORD:  # it may pass them on to something that doesn't take this one
-            return movable.to(device)
-        raise
-
-
-@cache
-def _takes_non_blocking(kind: type) -> Any:
-    """Return how a class's `.to()` takes `non_blocking`, as a kind of parameter; None: it doesn't."""
-    try:
-        parameters = inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
-    except (TypeError, ValueError):  # it isn't written in Python
-        return None
-    if "non_blocking" in parameters:
-        return inspect.Parameter.KEYWORD_ONLY
-    kinds = [parameter.kind for parameter in parameters.values()]
-    return inspect.Parameter.VAR_KEYWORD if inspect.Parameter.VAR_KEYWORD in kinds else None
+    if is_async:
+        with suppress(TypeError):  # it takes no such argument
+            return movable.to(device, non_blocking=True)
+    return movable.to(device)
 
 
 class _Walk:
