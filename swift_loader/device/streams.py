@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -162,7 +162,7 @@ class Transfer:
     batch: Any = None
     """On the device. Complete once the event has passed."""
     event: Event
-    error: Exception | None = None
+    error: BaseException | None = None
     """What the move raised. All of them are there once the copies are issued."""
 
     def __init__(self, stream: CopyStream) -> None:
@@ -335,15 +335,20 @@ class CopiesInFlight:
 
     def move(self, transfer: Transfer, source: HostSource, delivery: Delivery) -> None:
         """Issue the copies of a batch. The delivery is told once they are over, by a later call of `begin_step`."""
+        event = _PASSED
         try:
             with ordinary_tensors(), self.stream.copying():
                 transfer.batch = source.move(delivery, transfer)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
+        except BaseException as error:
             transfer.error = error
+            if not isinstance(error, Exception) or is_interrupt(error):
+                raise
         finally:  # a move may issue some copies and then raise
-            transfer.event = event = self.stream.record()
+            try:
+                event = self.stream.record()
+            except Exception as error:  # of the device, whose later work fails, too
+                transfer.error = transfer.error or error
+            transfer.event = event
             with self._lock:
                 self._in_flight.append((event, delivery, transfer.sources))
                 is_closed = self._is_closed
@@ -388,5 +393,6 @@ class CopiesInFlight:
 def _move_all(moves: SimpleQueue[Any]) -> None:
     """Move one batch after the other. It doesn't keep the loader, nor its last batch."""
     for copies, *move in iter(moves.get, None):
-        copies.move(*move)
+        with suppress(BaseException):  # the loop gets it
+            copies.move(*move)
         del copies, move
