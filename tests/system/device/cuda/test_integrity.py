@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader import SwiftLoader
+from swift_loader import DataLoader, SwiftLoader
 from swift_loader.device.streams import AcceleratorStream, CopiesInFlight
 from tests.device import simulated
 from tests.support import datasets
 from tests.support.helpers import make_loader, worker_processes
-from tests.system.device.cuda.images import Gpu, check_all, image_loader, make_segment, on_one_gpu
+from tests.system.device.cuda.images import BATCH_SIZE, SIDE, Gpu, check_all, image_loader, make_segment, on_one_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,19 @@ def test_late_copies_and_a_lagging_loop_give_each_batch_once(
     with image_loader(300, data_queue_size=4, **options) as loader:
         loader.start(device=gpu.device)
         check_all(gpu, loader, 300, stall_ms)
+
+
+@pytest.mark.usefixtures("all_is_read_in_time")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"persistent_workers": True, "max_nb_batch_on_device": 4}, {"worker_type": "thread"}, {"num_workers": 0}],
+    ids=str,
+)
+def test_a_data_loader_gives_each_batch_once_in_each_epoch(gpu: Gpu, options: dict[str, Any]) -> None:
+    images: Any = datasets.Images(100 * BATCH_SIZE, SIDE)
+    loader: Any = DataLoader(images, BATCH_SIZE, **{"num_workers": 2, "device": gpu.device, **options})
+    for _ in range(3):
+        check_all(gpu, loader, 100, 0.4)
 
 
 def test_copies_read_page_locked_memory_and_the_loop_waits_for_none(gpu: Gpu) -> None:
