@@ -92,7 +92,7 @@ class PrefetchQueue:
         self._pulled: Delivery | None = None
         """A batch that isn't moved yet because of an interrupt."""
         self._ahead: deque[tuple[Delivery, Transfer | None]] = deque()
-        """An entry without copies holds an error or the end. It is the last entry, unless the pass goes on."""
+        """An entry without copies holds an error or the end. It is the last entry."""
 
     def take(self) -> Delivery:
         """Return the next batch, on the device, or the error or the end in its place."""
@@ -114,7 +114,7 @@ class PrefetchQueue:
         elif not self.goes_on:
             return delivery
         while len(self._ahead) <= self._depth and (
-            self._pulled is not None or (self._num_left > 0 and self._source.is_ready())
+            self._pulled or (self._num_left > 0 and self._ahead[-1][1] and self._source.is_ready())
         ):
             self._fetch()
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
@@ -146,8 +146,6 @@ class PrefetchQueue:
             moved = Delivery(
                 pulled.work, failures=pulled.failures, snapshot=pulled.snapshot, num_before=pulled.num_before
             )
-        elif not self.goes_on:
-            self._num_left = 0
         entry = moved, transfer
         self._pulled = None  # not after an interrupt: the next call moves it
         self._ahead.append(entry)  # no handler runs between these two

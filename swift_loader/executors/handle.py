@@ -15,7 +15,6 @@ from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import ReturnedSlots, WorkerMemory
-from swift_loader.runtime import raise_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
@@ -149,7 +148,6 @@ class Handle:
         try:
             self._send(task.pack())
         except (NoDescriptorsLeft, ProtocolError) as error:
-            raise_interrupt(error)
             if task.indices is None:
                 raise
             task.indices = LostKeys(f"the keys of a batch can't be sent: {error}")
