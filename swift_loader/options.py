@@ -102,7 +102,7 @@ _INSTEAD = {
         "give data_queue_size, the batches in flight of all workers together: prefetch_factor times the number of "
         "workers"
     ),
-    "pin_memory_device": "leave it out: pin_memory=True is for the current accelerator, start(device=...) moves batches",
+    "pin_memory_device": "leave it out: pin_memory=True is for the current accelerator. start(device=...) moves them",
     "multiprocessing_context": (
         "give start_method: 'template' forks workers from one fresh interpreter, 'spawn' starts a fresh one for each "
         "worker; 'fork' forks the training process"

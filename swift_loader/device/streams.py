@@ -314,7 +314,8 @@ class CopiesInFlight:
         while len(self._steps) > self._max_steps:
             self.stream.wait_for(self._steps[0])
             self._steps.popleft()  # last: a Ctrl-C before it changes nothing
-        self.drop_finished()
+        if self._mover is None:  # else that does it
+            self.drop_finished()
 
     def issue(self, source: HostSource, delivery: Delivery, *, in_background: bool = False) -> Transfer:
         """Move a batch. What that raises is the transfer's error, unless it is an interrupt.
@@ -334,7 +335,7 @@ class CopiesInFlight:
         return transfer
 
     def move(self, transfer: Transfer, source: HostSource, delivery: Delivery) -> None:
-        """Issue the copies of a batch. The delivery is told once they are over, by a later call of `begin_step`."""
+        """Issue the copies of a batch. The delivery is told once they are over, by a later step or move."""
         event = _PASSED
         try:
             with ordinary_tensors(), self.stream.copying():
@@ -364,7 +365,8 @@ class CopiesInFlight:
             while self._in_flight and self.stream.has_passed(self._in_flight[0][0]):
                 dropped.append(self._in_flight.popleft())
         for _, delivery, _ in dropped:
-            delivery.keep()
+            if delivery.lease is not None and delivery.lease.seen_since is not None:  # else nobody else has it
+                delivery.keep()
         del dropped  # outside the lock: the user's objects may have finalisers
 
     def wait(self) -> None:
@@ -393,6 +395,8 @@ class CopiesInFlight:
 def _move_all(moves: SimpleQueue[Any]) -> None:
     """Move one batch after the other. It doesn't keep the loader, nor its last batch."""
     for copies, *move in iter(moves.get, None):
+        with suppress(Exception):  # of the device: the next move has it, too
+            copies.drop_finished()
         with suppress(BaseException):  # the loop gets it
             copies.move(*move)
         del copies, move

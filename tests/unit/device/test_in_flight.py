@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,13 +114,10 @@ def test_what_is_told_of_the_end_of_a_copy_is_told_once_and_not_before_it() -> N
     device, ended = FakeDevice(lag=9), list[int]()
     copies = CopiesInFlight(device)
 
-    class Told(Delivery):
-        def keep(self) -> None:
-            ended.append(self.number)
-
     for number in range(3):
         mover = Moving(lambda host, _: device.copy(host.data))
-        copies.issue(mover, Told(batch=Host(device, number), number=number))
+        lease: Any = SimpleNamespace(seen_since=object(), keep=partial(ended.append, number))
+        copies.issue(mover, Delivery(batch=Host(device, number), lease=lease))
     copies.drop_finished()
     assert ended == []
     device.advance()
