@@ -192,7 +192,9 @@ class Parcel:
             return tensor
 
         packed = _Walk("to", note, lambda movable: movable)(batch)
-        bounds = (0, 0) if memory is None or not len(memory) else (memory.ctypes.data, memory.nbytes)
+        if len(tensors) < 2:  # noqa: PLR2004 - there is nothing to copy together
+            return cls(packed, tensors, [], [*enumerate(range(len(tensors)))])
+        address, nbytes = (0, 0) if memory is None else (memory.__array_interface__["data"][0], memory.nbytes)
         spans: list[torch.Tensor] = []
         places: dict[tuple[int, Any], list[Any]] = {}
         rest = dict.fromkeys(range(len(tensors)))
@@ -203,7 +205,7 @@ class Parcel:
             where = (number, tensor.shape, tensor.stride(), offset // tensor.itemsize)
             places.setdefault((len(spans), tensor.dtype), []).append(where)
 
-        for begin, end, run in _runs(tensors, *bounds):
+        for begin, end, run in _runs(tensors, address, nbytes):
             for number in run:
                 place(number, tensors[number].data_ptr() - begin)
             spans.append(torch.frombuffer((ctypes.c_ubyte * (end - begin)).from_address(begin), dtype=torch.uint8))
@@ -278,10 +280,11 @@ def _is_small(tensor: torch.Tensor, max_nbytes: int) -> bool:
     """Return whether a tensor is plain memory of the CPU, of so many bytes at most, and not empty."""
     import torch
 
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.is_cpu:
         return False
-    is_other = tensor.is_nested or tensor.is_quantized or tensor.requires_grad or tensor.is_neg() or tensor.is_conj()
-    return 0 < tensor.nbytes <= max_nbytes and tensor.is_contiguous() and not is_other
+    if not 0 < tensor.nbytes <= max_nbytes or tensor.is_nested or not tensor.is_contiguous():
+        return False
+    return not (tensor.requires_grad or tensor.is_quantized or tensor.is_neg() or tensor.is_conj())
 
 
 class Target:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +64,10 @@ def keyed_by(source: HostSource, delivery: Delivery) -> Iterator[None]:
         _current.reset(token)
 
 
+SHORT_STEP_NS = 1_000_000
+"""After a shorter step, the loop's thread moves the next batch itself. A hand-over to another thread costs more."""
+
+
 class PrefetchQueue:
     """The batches of a pass that are moved and not taken yet. An error or the end stays at the front."""
 
@@ -81,13 +86,16 @@ class PrefetchQueue:
         """Get ready. The copies come after the work that the loop has queued before the first `take`.
 
         `copies`: the running ones of all passes. `depth`: batches that may be on the device ahead of the loop.
-        `num_batches`: how many to pull at most. `in_background`: another thread moves them, see `CopiesInFlight.issue`.
+        `num_batches`: how many to pull at most. `in_background`: while the loop is busy for long enough, another thread
+        moves them, see `CopiesInFlight.issue`.
         """
         self._source = source
         self._copies = copies
         self._depth = depth
         self._num_left = num_batches
         self._in_background = in_background
+        self._left_ns = 0
+        """When the loop left `take`."""
         self._is_begun = False
         self._pulled: Delivery | None = None
         """A batch that isn't moved yet because of an interrupt."""
@@ -96,12 +104,19 @@ class PrefetchQueue:
 
     def take(self) -> Delivery:
         """Return the next batch, on the device, or the error or the end in its place."""
+        was_away = time.perf_counter_ns() - self._left_ns > SHORT_STEP_NS
+        try:
+            return self._take(in_background=self._in_background and was_away)
+        finally:
+            self._left_ns = time.perf_counter_ns()
+
+    def _take(self, *, in_background: bool) -> Delivery:
         self._copies.begin_step()
         if not self._is_begun:
             self._copies.stream.catch_up()
             self._is_begun = True
         if not self._ahead:  # only this pull may block
-            self._fetch()
+            self._fetch(in_background=False)
         delivery, transfer = self._ahead[0]
         if transfer is not None:
             transfer.wait()
@@ -116,7 +131,7 @@ class PrefetchQueue:
         while len(self._ahead) <= self._depth and (
             self._pulled or (self._num_left > 0 and self._ahead[-1][1] and self._source.is_ready())
         ):
-            self._fetch()
+            self._fetch(in_background=in_background)
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 
@@ -131,7 +146,7 @@ class PrefetchQueue:
         self._ahead.clear()
         self._ahead.append((Delivery(error=error), None))
 
-    def _fetch(self) -> None:
+    def _fetch(self, *, in_background: bool) -> None:
         if self._pulled is None:
             self._pulled = self._source.take()
             self._num_left -= 1
@@ -141,7 +156,7 @@ class PrefetchQueue:
             if pulled.lease is not None and not self._in_background:
                 pulled.lease.show()  # to a function of the user's
             with keyed_by(self._source, pulled):
-                transfer = self._copies.issue(self._source, pulled, in_background=self._in_background)
+                transfer = self._copies.issue(self._source, pulled, in_background=in_background)
             # `pulled` stays with the copy, which reads its batch.
             moved = Delivery(
                 pulled.work, failures=pulled.failures, snapshot=pulled.snapshot, num_before=pulled.num_before

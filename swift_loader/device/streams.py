@@ -171,11 +171,13 @@ class Transfer:
         """What the loop gets on the device: tensors, and objects with their own `record_stream`."""
         self.sources: list[Any] = []
         """Tensors to keep until the copies are over."""
-        self.is_issued = Answer[None]()
+        self.is_issued: Answer[None] | None = None
+        """Given once another thread has moved the batch. None: this thread does."""
 
     def wait(self) -> None:
         """Block until all copies are issued, or the move has raised."""
-        self.is_issued.wait()
+        if self.is_issued is not None:
+            self.is_issued.wait()
 
     def note(self, moved: Any, device_type: str) -> None:
         """Record all tensors on the device in a moved batch."""
@@ -314,8 +316,6 @@ class CopiesInFlight:
         while len(self._steps) > self._max_steps:
             self.stream.wait_for(self._steps[0])
             self._steps.popleft()  # last: a Ctrl-C before it changes nothing
-        if self._mover is None:  # else that does it
-            self.drop_finished()
 
     def issue(self, source: HostSource, delivery: Delivery, *, in_background: bool = False) -> Transfer:
         """Move a batch. What that raises is the transfer's error, unless it is an interrupt.
@@ -329,15 +329,17 @@ class CopiesInFlight:
                 if self._mover is None:
                     self._mover = LoaderThread(_move_all, "copies", self._moves)
                     self._mover.start()
+                transfer.is_issued = Answer()
                 self._moves.put((self, transfer, source, delivery))
                 return transfer
         self.move(transfer, source, delivery)
         return transfer
 
     def move(self, transfer: Transfer, source: HostSource, delivery: Delivery) -> None:
-        """Issue the copies of a batch. The delivery is told once they are over, by a later step or move."""
+        """Issue the copies of a batch. Lets go of the batches on the host whose copies are over by now."""
         event = _PASSED
         try:
+            self.drop_finished()
             with ordinary_tensors(), self.stream.copying():
                 transfer.batch = source.move(delivery, transfer)
         except BaseException as error:
@@ -345,15 +347,16 @@ class CopiesInFlight:
             if not isinstance(error, Exception) or is_interrupt(error):
                 raise
         finally:  # a move may issue some copies and then raise
-            try:
-                event = self.stream.record()
-            except Exception as error:  # of the device, whose later work fails, too
-                transfer.error = transfer.error or error
-            transfer.event = event
-            with self._lock:
+            with self._lock:  # so they are in the order of the events: two threads may move
+                try:
+                    event = self.stream.record()
+                except Exception as error:  # of the device, whose later work fails, too
+                    transfer.error = transfer.error or error
+                transfer.event = event
                 self._in_flight.append((event, delivery, transfer.sources))
                 is_closed = self._is_closed
-            transfer.is_issued.give(None)
+            if transfer.is_issued is not None:
+                transfer.is_issued.give(None)
             if is_closed:  # meanwhile, so no later call lets it go
                 self.stream.wait_for(event)
                 self.drop_finished()
@@ -395,8 +398,6 @@ class CopiesInFlight:
 def _move_all(moves: SimpleQueue[Any]) -> None:
     """Move one batch after the other. It doesn't keep the loader, nor its last batch."""
     for copies, *move in iter(moves.get, None):
-        with suppress(Exception):  # of the device: the next move has it, too
-            copies.drop_finished()
         with suppress(BaseException):  # the loop gets it
             copies.move(*move)
         del copies, move
