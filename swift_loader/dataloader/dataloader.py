@@ -41,8 +41,19 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 """The options that the installed torch knows."""
 
 _OWN = frozenset(
-    ("_workers", "_pool", "_why_no_fork", "_latest", "_iterator", "_votes", "_observer", "_changing", "_wanted")
-) | {"_mover"}
+    (
+        "_workers",
+        "_pool",
+        "_why_no_fork",
+        "_latest",
+        "_iterator",
+        "_votes",
+        "_observer",
+        "_changing",
+        "_wanted",
+        "_mover",
+    )
+)
 """What belongs to the epochs of one loader, and isn't copied."""
 
 

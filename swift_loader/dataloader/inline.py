@@ -58,7 +58,7 @@ class InlineEpoch(Epoch):
         """What the next batch is made of, a `Drawn`, if an interrupt came while it was fetched. None: draw it."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
-        self._pin, self._metrics = pinning_of(loader), metrics
+        self._pin, self._metrics = pinning_of(loader, receives=False), metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
         saved = WorkerSnapshot()

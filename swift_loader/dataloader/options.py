@@ -12,6 +12,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from swift_loader.batch.tree import search
 from swift_loader.checks import check_choice, check_flag, checked
 from swift_loader.device.accelerator import accelerator, device_of, pinning_accelerator
-from swift_loader.device.pinning import calling
+from swift_loader.device.pinning import pinning
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType, check_executor
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.worker.seeding import Rng
@@ -267,8 +268,11 @@ def warn_of_pinning(loader: DataLoader[Any]) -> None:
         )
 
 
-def pinning_of(loader: DataLoader[Any]) -> Callable[..., Any] | None:
-    """Return what page-locks each batch as torch does, on any thread; None: nothing is to be done."""
+def pinning_of(loader: DataLoader[Any], *, receives: bool) -> Callable[..., Any] | None:
+    """Return what page-locks each batch as torch does; None: nothing is to be done.
+
+    `receives`: on any thread. Else in the loop's.
+    """
     is_wanted = loader.pin_memory and not loader._mover.depth  # type: ignore[attr-defined] # noqa: SLF001
     kind = pinning_accelerator() if is_wanted else None
     if kind is None:
@@ -278,7 +282,7 @@ def pinning_of(loader: DataLoader[Any]) -> Callable[..., Any] | None:
     device = device_of(kind)
 
     def pinned(batch: Any, _memory: Any = None) -> Any:
-        with calling(device):
+        with pinning(device) if receives else nullcontext():
             return pin_memory(batch, kind)
 
     return pinned

@@ -158,7 +158,7 @@ def start_workers(
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
     try:
-        return LoaderWorkers(options, delivery, base_seed, loader._mover, pinning_of(loader))  # noqa: SLF001
+        return LoaderWorkers(options, delivery, base_seed, loader._mover, pinning_of(loader, receives=True))  # noqa: SLF001
     except EncodeError as error:
         if not (why := loader._why_no_fork):  # noqa: SLF001
             raise

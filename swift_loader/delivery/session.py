@@ -105,7 +105,8 @@ class Session:
         page_lock = None if self._target is None or fleet is None else self._target.make_page_lock(self._notices)
         on_arrival = None
         if self._target is not None and not (self._broadcast is not None and self._target.moves):  # it is sent as it is
-            on_arrival = self._target.on_arrival(self._notices, is_locked=page_lock is not None)
+            is_locked = page_lock is not None and delivery.batch_decoder is None  # it makes batches elsewhere
+            on_arrival = self._target.on_arrival(self._notices, is_locked=is_locked)
         if self._broadcast is not None and not self._broadcast.is_leader:
             executor = ReceivingExecutor(self._broadcast, spec, metrics, on_arrival)
             settings = SchedulerSettings(Limits(1, 1, in_order=delivery.in_order))

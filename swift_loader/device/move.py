@@ -1,19 +1,16 @@
 """Where a loader's batches go, and how they get there, whatever their structure. Runs in the trainer.
 
-    decoded batch ──pack──► Parcel ──pinned──► in page-locked memory       on the thread that decodes
-                              └──copied──► on the device                   on the loop's thread, a side stream
+    decoded batch ──pack──► Parcel ──► in page-locked memory, if it isn't     on the thread that decodes it
+                              └──copied──► on the device, on a side stream    on the thread that moves, or the loop's
 
 Imports torch only if it is needed.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +18,7 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.tree import ATOMS, children, rebuilt
 from swift_loader.device.accelerator import device_of, pinning_accelerator, streams_of
-from swift_loader.device.pinning import CudaRegistry, PageLock, calling
+from swift_loader.device.pinning import CudaRegistry, PageLock, pinning
 from swift_loader.device.streams import AcceleratorStream, CopyStream, Transfer
 from swift_loader.errors import warn
 from swift_loader.transport.slots import Leased
@@ -40,6 +37,9 @@ _MAX_SPAN_NBYTES = 1 << 20
 
 _TINY_NBYTES = 1 << 12
 """Up to this size, tensors that lie apart are gathered before they are copied."""
+
+_ALIGNMENT = 16
+"""What kernels ask for, in bytes."""
 
 _MAX_GAP_NBYTES = 1 << 12
 """How much memory between two tensors is copied with them."""
@@ -102,8 +102,11 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 def _move_object(movable: Any, device: torch.device, *, is_async: bool) -> Any:
     """Return what an object's `.to()` returns. It needn't wait for its copies, if it can be told so."""
     if is_async:
-        with suppress(TypeError):  # it takes no such argument
+        try:
             return movable.to(device, non_blocking=True)
+        except TypeError as error:
+            if "non_blocking" not in str(error):
+                raise
     return movable.to(device)
 
 
@@ -129,6 +132,8 @@ class _Walk:
         self._on_tensor = on_tensor
         self._on_object = on_object
         self._with_arrays = with_arrays
+        self.has_left = False
+        """Whether a part was left as it is that may have memory of its own."""
 
     def __call__(self, part: Any) -> Any:
         kind = type(part)
@@ -138,14 +143,17 @@ class _Walk:
             return part.copy()
         if kind in (np.ndarray, np.memmap):
             array = _plain(part) if self._with_arrays else None
+            self.has_left |= array is None
             return part if array is None else self._on_tensor(self._torch.from_numpy(array))
         if isinstance(part, self._torch.Tensor):
             return self._on_tensor(part)
         if not isinstance(part, type) and callable(getattr(part, self._method, None)):
+            self.has_left = True
             return self._on_object(part)
         if kind is dict:  # the usual one: 0.3 us instead of 1.4 us
             return {key: self(value) for key, value in part.items()}
         values = children(part)
+        self.has_left |= values is None and not isinstance(part, np.generic)
         return part if values is None else rebuilt(part, [self(value) for value in values])
 
 
@@ -166,19 +174,18 @@ class Parcel:
     A batch of 30 labels and masks is then copied by a call or two.
     """
 
-    __slots__ = ("_apart", "_together", "batch", "spans")
+    __slots__ = ("_places", "batch", "is_all_moved", "spans")
 
-    def __init__(
-        self, batch: Any, spans: list[torch.Tensor], together: list[tuple[int, Any, list[Any]]], apart: list[Any]
-    ) -> None:
+    def __init__(self, batch: Any, spans: list[torch.Tensor], places: list[Any], *, is_all_moved: bool) -> None:
         self.batch = batch
         """With all tensors, in the memory of the spans."""
         self.spans = spans
         """What is copied: bytes in which several tensors lie, or a single tensor."""
-        self._together = together
-        """For each span of bytes and dtype: the numbers of its tensors, with their shapes, strides and offsets."""
-        self._apart = apart
-        """The numbers of all other tensors, each with the span that it is."""
+        self._places = places
+        """For each tensor, in the order of the batch: its span, and its dtype, shape, strides and offset there, in
+        elements. Without a dtype, the span is the tensor."""
+        self.is_all_moved = is_all_moved
+        """Whether nothing of the batch's memory is handed to the user, such as text or what an object keeps."""
 
     @classmethod
     def pack(cls, batch: Any, memory: NDArray[np.uint8] | None = None) -> Parcel:
@@ -191,65 +198,69 @@ class Parcel:
             tensors.append(tensor)
             return tensor
 
-        packed = _Walk("to", note, lambda movable: movable)(batch)
-        if len(tensors) < 2:  # noqa: PLR2004 - there is nothing to copy together
-            return cls(packed, tensors, [], [*enumerate(range(len(tensors)))])
-        address, nbytes = (0, 0) if memory is None else (memory.__array_interface__["data"][0], memory.nbytes)
+        walk = _Walk("to", note, lambda movable: movable)
+        packed = walk(batch)
         spans: list[torch.Tensor] = []
-        places: dict[tuple[int, Any], list[Any]] = {}
-        rest = dict.fromkeys(range(len(tensors)))
-
-        def place(number: int, offset: int) -> None:
-            tensor = tensors[number]
-            del rest[number]
-            where = (number, tensor.shape, tensor.stride(), offset // tensor.itemsize)
-            places.setdefault((len(spans), tensor.dtype), []).append(where)
-
-        for begin, end, run in _runs(tensors, address, nbytes):
-            for number in run:
-                place(number, tensors[number].data_ptr() - begin)
-            spans.append(torch.frombuffer((ctypes.c_ubyte * (end - begin)).from_address(begin), dtype=torch.uint8))
-        tiny = [number for number in rest if _is_small(tensors[number], _TINY_NBYTES)]
-        if len(tiny) > 1:
-            tiny.sort(key=lambda number: -tensors[number].itemsize)  # so each one's offset is a multiple of its size
-            offset = 0
-            for number in tiny:
-                place(number, offset)
-                offset += tensors[number].nbytes
-            spans.append(torch.cat([tensors[number].reshape(-1).view(torch.uint8) for number in tiny]))
-        apart = [*zip(rest, count(len(spans)), strict=False)]
-        spans += [tensors[number] for number in rest]
-        return cls(packed, spans, [(*key, where) for key, where in places.items()], apart)
+        places: list[Any] = [None] * len(tensors)
+        if len(tensors) > 1:
+            address, nbytes = (0, 0) if memory is None else (memory.__array_interface__["data"][0], memory.nbytes)
+            for owner, run in _runs(tensors, address, nbytes):
+                begin, last = tensors[run[0]].data_ptr(), tensors[run[-1]]
+                for number in run:
+                    places[number] = _place(len(spans), tensors[number], tensors[number].data_ptr() - begin)
+                first, end = begin - owner, last.data_ptr() + last.nbytes - owner
+                if memory is not None and owner == address:
+                    spans.append(torch.from_numpy(memory.view(np.ndarray)[first:end]))
+                else:
+                    whole = last.untyped_storage()
+                    spans.append(torch.empty(0, dtype=torch.uint8).set_(whole, first, (end - first,), (1,)))
+            tiny = [number for number, one in enumerate(tensors) if not places[number] and _is_small(one, _TINY_NBYTES)]
+            if len(tiny) > 1:
+                padding, pieces, offset = torch.zeros(_ALIGNMENT, dtype=torch.uint8), list[torch.Tensor](), 0
+                for number in tiny:
+                    tensor, num_more = tensors[number], -tensors[number].nbytes % _ALIGNMENT
+                    places[number] = _place(len(spans), tensor, offset)
+                    flat = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
+                    pieces += (flat.view(torch.uint8), padding[:num_more])
+                    offset += tensor.nbytes + num_more
+                spans.append(torch.cat(pieces))
+        for number, tensor in enumerate(tensors):
+            if places[number] is None:
+                places[number] = (len(spans), None, None, None, 0)
+                spans.append(tensor)
+        return cls(packed, spans, places, is_all_moved=not walk.has_left)
 
     def copied(
         self,
-        copy: Callable[[torch.Tensor], torch.Tensor],
+        spans: list[torch.Tensor],
         on_object: Callable[[Any], Any],
         finish: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Parcel:
-        """Return the same parcel with a copy of each span, and what `finish` makes of each tensor."""
-        spans = [copy(span) for span in self.spans]
-        tensors = {number: spans[span] for number, span in self._apart}
-        for span, dtype, places in self._together:
-            whole = spans[span]
-            typed = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            for number, shape, strides, offset in places:
+        """Return the same parcel with these copies of its spans, and what `finish` makes of each tensor."""
+        typed: dict[tuple[int, Any], torch.Tensor] = {}
+        tensors: list[torch.Tensor] = []
+        for number, dtype, shape, strides, offset in self._places:
+            tensor = spans[number]
+            if dtype is not None:
+                whole = typed.get((number, dtype))
+                if whole is None:
+                    num_fitting = tensor.numel() // dtype.itemsize * dtype.itemsize
+                    whole = typed[number, dtype] = tensor[:num_fitting].view(dtype)
                 # Without .data, autograd would take a write to one of them as a write to all.
-                tensors[number] = typed.as_strided(shape, strides, offset).data
-        if finish is not None:
-            tensors = {number: finish(tensor) for number, tensor in tensors.items()}
-        following = map(tensors.__getitem__, count())
+                tensor = whole.as_strided(shape, strides, offset).data
+            tensors.append(tensor if finish is None else finish(tensor))
+        following = iter(tensors)
         batch = _Walk("to", lambda _: next(following), on_object)(self.batch)
-        return Parcel(batch, spans, self._together, self._apart)
-
-    def pinned(self) -> Parcel:
-        """Return the same parcel in memory that torch has page-locked. Copies it there."""
-        return self.copied(lambda span: span.pin_memory(), pin)
+        return Parcel(batch, spans, self._places, is_all_moved=self.is_all_moved)
 
 
-def _runs(tensors: list[torch.Tensor], address: int, nbytes: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield the runs of small tensors that lie beside each other in the same memory: where they begin and end, and
-    their numbers.
+def _place(span: int, tensor: torch.Tensor, offset: int) -> tuple[Any, ...]:
+    """Return a tensor's place at so many bytes in a span."""
+    return span, tensor.dtype, tensor.shape, tensor.stride(), offset // tensor.itemsize
+
+
+def _runs(tensors: list[torch.Tensor], address: int, nbytes: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the runs of small tensors that lie beside each other in the same memory: its address, and their numbers.
 
     `address`, `nbytes`: a memory that is no storage of torch.
     """
@@ -266,14 +277,14 @@ def _runs(tensors: list[torch.Tensor], address: int, nbytes: int) -> Iterator[tu
         is_beside = owner == run_owner and begin - run_end <= _MAX_GAP_NBYTES
         if not is_beside or end - run_begin >= _MAX_SPAN_NBYTES:
             if len(run) > 1:
-                yield run_begin, run_end, run
+                yield run_owner, run
             run, run_owner, run_begin, run_end = [], owner, begin, begin
-        # Else torch could make no view there, or a write to one would be a write to both.
-        if (begin - run_begin) % tensors[number].itemsize == 0 and begin >= run_end:
+        # Else kernels would refuse it or be slow, or a write to one would be a write to both.
+        if (begin - run_begin) % _ALIGNMENT == 0 and begin >= run_end:
             run.append(number)
             run_end = end
     if len(run) > 1:
-        yield run_begin, run_end, run
+        yield run_owner, run
 
 
 def _is_small(tensor: torch.Tensor, max_nbytes: int) -> bool:
@@ -340,23 +351,24 @@ class Target:
     def _pinned(self, batch: Any, _memory: NDArray[np.uint8]) -> Any:
         if self._pins_for is None:
             return as_tensors(batch)
-        with calling(self._pins_for):
+        with pinning(self._pins_for):
             return pin(batch)
 
     def _packed(self, notices: deque[str], batch: Any, memory: NDArray[np.uint8], *, is_locked: bool) -> Parcel:
-        parcel = Parcel.pack(batch, memory)
-        if self._pins_for is None or (is_locked and isinstance(memory, Leased)):
+        parcel, device = Parcel.pack(batch, memory), self._pins_for
+        if device is None or (is_locked and isinstance(memory, Leased)):
             return parcel
-        try:
-            with calling(self._pins_for):
-                return parcel.pinned()
-        except RuntimeError as error:
-            self._pins_for = None
-            notices.append(
-                f"no page-locked memory for batches ({error}). Copies to {self._device} are slower now. Possible "
-                f"reasons: too little free memory, or torch has none for this kind of device"
-            )
-            return parcel
+        with pinning(device):
+            try:
+                spans = [span.pin_memory() for span in parcel.spans]
+            except RuntimeError as error:
+                self._pins_for = None
+                notices.append(
+                    f"no page-locked memory for batches ({error}). Copies to {device} are slower now. Too little "
+                    f"memory is free, or torch has none of this kind for the device"
+                )
+                return parcel
+            return parcel.copied(spans, pin)
 
     def make_page_lock(self, notices: deque[str]) -> PageLock | None:
         """Return the page-lock for the source memory, which reports failures in `notices`. None: none is needed."""
@@ -402,7 +414,8 @@ class Target:
             return there
 
         parcel = batch if isinstance(batch, Parcel) else Parcel.pack(batch)
-        return parcel.copied(copy, move_object, None if dtype is None else finish).batch
+        spans = [copy(span) for span in parcel.spans]
+        return parcel.copied(spans, move_object, None if dtype is None else finish).batch
 
 
 def find_target(

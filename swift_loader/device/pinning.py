@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.device.accelerator import current, device_of
 from swift_loader.runtime import ProcessOwner
 from swift_loader.transport.segments import Segment
+from swift_loader.worker.torch_worker import limited_threads
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,16 @@ def calling(device: torch.device) -> Iterator[None]:
     It is the current one of its kind, as these threads have none, and each rank would open a context on the first one.
     """
     with relaxed_capture() if device.type == "cuda" else nullcontext(), current(device):
+        yield
+
+
+@contextmanager
+def pinning(device: torch.device) -> Iterator[None]:
+    """Return a context in which a thread that receives batches copies them to torch's page-locked memory.
+
+    With one of torch's threads, as torch does it: else each such thread would start its own team.
+    """
+    with calling(device), limited_threads(1):
         yield
 
 

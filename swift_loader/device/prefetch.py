@@ -1,4 +1,4 @@
-"""Copies batches to the device ahead of the loop. Runs in the loop's thread.
+"""Copies batches to the device ahead of the loop. Runs in the loop's thread, apart from moves in the background.
 
     HostSource ──take──► batch on the host ──move──► ahead, `depth` of them ──take──► the loop
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.device.accelerator import default_device, device_of
-from swift_loader.device.move import Target
+from swift_loader.device.move import Parcel, Target
 from swift_loader.device.streams import CopiesInFlight, HostSource, Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import expected_ranks
@@ -120,7 +120,9 @@ class PrefetchQueue:
         delivery, transfer = self._ahead[0]
         if transfer is not None:
             transfer.wait()
-            delivery.batch, delivery.error = transfer.batch, transfer.error
+            delivery.batch = transfer.batch
+            if transfer.error is not None:  # its traceback refers to the transfer, which mustn't refer to it
+                delivery.error, transfer.error = transfer.error, None
             if delivery.error is None:
                 transfer.hand_over()  # before the next copies are asked for
             elif not self.goes_on:
@@ -132,6 +134,8 @@ class PrefetchQueue:
             self._pulled or (self._num_left > 0 and self._ahead[-1][1] and self._source.is_ready())
         ):
             self._fetch(in_background=in_background)
+        if self._ahead[-1][1] is transfer:  # nothing was moved, which would have done that
+            self._copies.drop_finished()
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 
@@ -153,8 +157,8 @@ class PrefetchQueue:
         pulled, transfer = self._pulled, None
         moved = pulled
         if pulled.error is None and not pulled.is_end:
-            if pulled.lease is not None and not self._in_background:
-                pulled.lease.show()  # to a function of the user's
+            if pulled.lease is not None and not (isinstance(pulled.batch, Parcel) and pulled.batch.is_all_moved):
+                pulled.lease.show()  # a function of the user's gets it, or a part stays where it is
             with keyed_by(self._source, pulled):
                 transfer = self._copies.issue(self._source, pulled, in_background=in_background)
             # `pulled` stays with the copy, which reads its batch.

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_loader.batch.tree import search
 from swift_loader.device.accelerator import device_of, streams_of
-from swift_loader.device.pinning import relaxed_capture
+from swift_loader.device.pinning import calling, relaxed_capture
+from swift_loader.errors import LoaderClosed
 from swift_loader.runtime import Answer, LoaderThread, ProcessOwner, is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.worker.torch_worker import ordinary_tensors
@@ -43,9 +44,9 @@ _PASSED = Event()
 
 
 class CopyStream:
-    """Where copies run. This one is for devices where a move is over when it returns. Used by one thread at a time.
+    """Where copies run. This one is for devices where a move is over when it returns.
 
-    The loop's stream is the current one of the thread that calls, outside of `copying`.
+    The loop's thread uses it. Another one only moves: `copying`, and what is in it, `record` and `has_passed`.
     """
 
     def copying(self) -> Any:
@@ -96,7 +97,7 @@ class AcceleratorStream(CopyStream):
     @contextmanager
     def copying(self) -> Iterator[None]:
         """Return a context whose current stream is the side stream."""
-        with self._guard(), self._api.stream(self._side):
+        with calling(self._device), self._api.stream(self._side):
             yield
 
     def catch_up(self) -> None:
@@ -247,6 +248,9 @@ def _dense_parts(tensor: Any) -> Iterator[Any]:
 
 # The running copies and the host memory they read. They bound the loop's lead over the device.
 
+_JOIN_LIMIT_S = 4.0
+"""How long `close` waits for the thread that moves, which may be in an object's own `.to()`."""
+
 MIN_STEPS_QUEUED = 2
 """The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
 
@@ -278,7 +282,7 @@ class CopiesInFlight:
     """Keeps each host batch until its copy is over, and bounds how far the loop runs ahead of the device.
 
     While a reference to a host batch exists, its slot isn't written again and its memory stays mapped. This class holds
-    that reference. The loop's thread uses it. Any thread may close it, at any time.
+    that reference. The loop's thread uses it, and the one that moves. Any thread may close it, at any time.
 
     A batch that the loop drops keeps its memory on the device until its step has run. A loop that never synchronises
     queues hundreds of steps. So `begin_step` blocks until at most `max_steps` of them are left to run.
@@ -304,6 +308,8 @@ class CopiesInFlight:
         self._moves: SimpleQueue[Any] = SimpleQueue()
         """For the thread that moves. It ends with a None."""
         self._mover: LoaderThread | None = None
+        self._last: Answer[None] | None = None
+        """Given once it has moved the last of them."""
         weakref.finalize(self, self._moves.put, None)
         self._process = ProcessOwner()
 
@@ -326,10 +332,11 @@ class CopiesInFlight:
         transfer = Transfer(self.stream)
         with self._lock:
             if in_background and not self._is_closed:
-                if self._mover is None:
-                    self._mover = LoaderThread(_move_all, "copies", self._moves)
-                    self._mover.start()
-                transfer.is_issued = Answer()
+                if self._mover is None or not self._mover.is_alive():
+                    mover = LoaderThread(_move_all, "copies", self._moves)
+                    mover.start()
+                    self._mover = mover  # last: an interrupt may leave a thread that doesn't run
+                self._last = transfer.is_issued = Answer()
                 self._moves.put((self, transfer, source, delivery))
                 return transfer
         self.move(transfer, source, delivery)
@@ -338,7 +345,12 @@ class CopiesInFlight:
     def move(self, transfer: Transfer, source: HostSource, delivery: Delivery) -> None:
         """Issue the copies of a batch. Lets go of the batches on the host whose copies are over by now."""
         event = _PASSED
+        if delivery.lease is not None and delivery.lease.memory is not None:
+            # An object that moves itself, or a function of the user's, may drop the batch before it was read.
+            transfer.sources.append(delivery.lease.memory())
         try:
+            if self._is_closed:
+                raise LoaderClosed("the loader was closed while it moved a batch")
             self.drop_finished()
             with ordinary_tensors(), self.stream.copying():
                 transfer.batch = source.move(delivery, transfer)
@@ -368,12 +380,14 @@ class CopiesInFlight:
             while self._in_flight and self.stream.has_passed(self._in_flight[0][0]):
                 dropped.append(self._in_flight.popleft())
         for _, delivery, _ in dropped:
-            if delivery.lease is not None and delivery.lease.seen_since is not None:  # else nobody else has it
+            if delivery.lease is not None and delivery.lease.seen_since is not None:  # else the user can't have it
                 delivery.keep()
         del dropped  # outside the lock: the user's objects may have finalisers
 
     def wait(self) -> None:
-        """Block until the copies issued so far are over."""
+        """Block until all copies so far are over."""
+        if self._last is not None:
+            self._last.wait()
         with self._lock:
             last = self._in_flight[-1][0] if self._in_flight else None
         if last is not None:
@@ -390,6 +404,8 @@ class CopiesInFlight:
             dropped, self._in_flight = self._in_flight, deque()
             if dropped:
                 self.stream.wait_for(dropped[-1][0])  # copies end in the order in which they were issued
+        if self._mover is not None:
+            self._mover.join(_JOIN_LIMIT_S)
 
     def __repr__(self) -> str:
         return f"<CopiesInFlight {len(self._in_flight)} under way>"

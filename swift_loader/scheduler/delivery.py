@@ -10,9 +10,10 @@ The ledger owns it until it delivers it, then the loop's thread alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from swift_loader.scheduler.work import Work
 
@@ -37,13 +38,6 @@ class LeaseState(Enum):
     """Nobody but the user keeps it."""
 
 
-class Forks(Protocol):
-    """Knows the forks of this process."""
-
-    stamp: object
-    """Another object after each fork."""
-
-
 @dataclass(slots=True)
 class Lease:
     """A slot that a batch is in. Doesn't keep it."""
@@ -51,10 +45,14 @@ class Lease:
     nbytes: int
     num_wasted: int
     """How many of them the batch doesn't fill."""
-    forks: Forks
+    forks: Any
+    """The `Forks` of this process."""
     state: LeaseState = LeaseState.READY
     seen_since: object = None
     """The stamp of the forks when the user's code got the batch. None: it hasn't yet, so no child of a fork uses it."""
+
+    memory: Callable[[], Any] | None = None
+    """A weak reference to the bytes that all views of the batch refer to."""
 
     def show(self) -> None:
         """Note that the user's code gets the batch. A fork's child that comes later may have it."""

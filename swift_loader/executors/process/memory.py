@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,9 @@ class LeaseBook:
         lease = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used), self._forks)
         self._held[slot] = lease
         self._largest = max(self._largest, segment.nbytes)
-        return Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, lease), slot)
+        leased = Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, lease), slot)
+        lease.memory = ref(leased)
+        return leased
 
     def _end(self, lease: Lease, slot: int) -> None:
         is_shared = lease.seen_since is not None and self._forks.may_have_seen(lease.seen_since)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import os
 from functools import partial
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from swift_loader.device import streams
 from swift_loader.device.streams import CopiesInFlight, Transfer
+from swift_loader.errors import LoaderClosed
+from swift_loader.runtime import LoaderThread
 from swift_loader.scheduler.delivery import Delivery
 from tests.support.fake_device import FakeDevice, Moving
+from tests.support.helpers import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -116,7 +121,7 @@ def test_what_is_told_of_the_end_of_a_copy_is_told_once_and_not_before_it() -> N
 
     for number in range(3):
         mover = Moving(lambda host, _: device.copy(host.data))
-        lease: Any = SimpleNamespace(seen_since=object(), keep=partial(ended.append, number))
+        lease: Any = SimpleNamespace(seen_since=object(), keep=partial(ended.append, number), memory=None)
         copies.issue(mover, Delivery(batch=Host(device, number), lease=lease))
     copies.drop_finished()
     assert ended == []
@@ -126,3 +131,75 @@ def test_what_is_told_of_the_end_of_a_copy_is_told_once_and_not_before_it() -> N
     copies.drop_finished()
     assert ended == [0, 1]
     copies.close()
+
+
+class Unlucky(LoaderThread):
+    """Is interrupted while it starts, the first time."""
+
+    num_left = 1
+
+    def start(self) -> None:
+        if Unlucky.num_left:
+            Unlucky.num_left -= 1
+            raise KeyboardInterrupt
+        super().start()
+
+
+def test_a_thread_that_did_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LoaderThread", Unlucky)
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+    mover = Moving(lambda host, _: device.copy(host.data))
+    with pytest.raises(KeyboardInterrupt):
+        copies.issue(mover, Delivery(batch=Host(device, 0)), in_background=True)
+    moved = copies.issue(mover, Delivery(batch=Host(device, 1)), in_background=True)
+    moved.wait()
+    assert moved.error is None
+    copies.close()
+    device.run()
+    assert (moved.batch == 1).all()
+
+
+class Fails(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError, Fails])
+def test_whatever_a_move_in_the_background_raises_the_next_is_moved(error: Any) -> None:
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+
+    def fail(host: Host, transfer: Transfer) -> Any:
+        raise error("no")
+
+    moves = [
+        copies.issue(Moving(move), Delivery(batch=Host(device, number)), in_background=True)
+        for number, move in enumerate([fail, lambda host, _: device.copy(host.data)])
+    ]
+    for moved in moves:
+        moved.wait()
+    assert [type(moved.error) for moved in moves] == [error, type(None)]
+    moves[0].error = None
+    copies.close()
+
+
+def test_what_is_left_when_it_is_closed_is_not_moved_any_more() -> None:
+    device, begun, may_go = FakeDevice(lag=9), Event(), Event()
+    copies = CopiesInFlight(device)
+
+    def move(host: Host, transfer: Transfer) -> Any:
+        begun.set()
+        may_go.wait()
+        return device.copy(host.data)
+
+    first, second = (copies.issue(Moving(move), Delivery(batch=Host(device, n)), in_background=True) for n in (0, 1))
+    begun.wait()
+    closing = Thread(target=copies.close)
+    closing.start()
+    wait_until(lambda: copies._is_closed, "it is closing")
+    may_go.set()
+    closing.join()
+    assert (first.error, first.batch is None) == (None, False)
+    assert isinstance(second.error, LoaderClosed)
+    assert device.log.count("copy 0") == 1
+    assert not any(entry.startswith("copy") for entry in device.log[1:])

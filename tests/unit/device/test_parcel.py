@@ -28,7 +28,7 @@ def slot_of(*arrays: NDArray[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uint8
 
 
 def copied(parcel: Parcel) -> Any:
-    return parcel.copied(torch.clone, lambda thing: thing).batch
+    return parcel.copied([span.clone() for span in parcel.spans], lambda thing: thing).batch
 
 
 def rows(number: int, nbytes: int) -> list[NDArray[Any]]:
@@ -83,6 +83,8 @@ ODD: list[Any] = [
     np.array([1 + 2j], np.complex64),
     torch.arange(12).reshape(3, 4).T,
     torch.arange(4.0, requires_grad=True),
+    torch.arange(6.0).reshape(1, 6)[:, 4],
+    torch.arange(6.0).reshape(1, 6)[:, 5],
     torch.eye(3).to_sparse(),
     torch.complex(torch.ones(2), torch.ones(2)).conj(),
     np.array(["text"]),
@@ -94,7 +96,7 @@ ODD: list[Any] = [
 def test_tiny_tensors_are_gathered_and_odd_ones_are_what_they_are() -> None:
     parcel = Parcel.pack({"list": ODD, "dict": {"x": np.arange(5)}})
     assert len(parcel.spans) == 6
-    batch = parcel.copied(lambda tensor: tensor.clone() if not tensor.is_sparse else tensor, lambda one: one).batch
+    batch = copied(parcel)
     assert batch["dict"]["x"].tolist() == [0, 1, 2, 3, 4]
     for one, other in zip(batch["list"], ODD, strict=True):
         if isinstance(other, torch.Tensor):
@@ -105,6 +107,28 @@ def test_tiny_tensors_are_gathered_and_odd_ones_are_what_they_are() -> None:
             assert one.numpy().dtype == other.dtype
         else:
             assert one is other
+
+
+def test_kernels_find_each_tensor_at_a_multiple_of_16_bytes() -> None:
+    arrays, memory = slot_of(*(np.zeros(length, np.float32) for length in (3, 700, 1001, 5000)))
+    views = torch.arange(3000.0).split(1001)
+    for batch in (copied(Parcel.pack(arrays, memory)), copied(Parcel.pack([*arrays, *views]))):
+        begin = min(tensor.untyped_storage().data_ptr() % 16 for tensor in batch)
+        assert begin == 0
+        assert not any(tensor.data_ptr() % 16 for tensor in batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_all"),
+    [
+        ({"x": np.ones(3), "y": [torch.ones(2), 3, "text", None, np.float32(1)]}, True),
+        ({"x": np.ones(3), "words": np.array(["a"])}, False),
+        ([np.ones(3), object()], False),
+        (torch.nn.utils.rnn.pack_sequence([torch.ones(2)]), False),
+    ],
+)
+def test_it_knows_whether_a_part_stays_where_it_is(batch: Any, is_all: bool) -> None:
+    assert Parcel.pack(batch).is_all_moved is is_all
 
 
 def test_views_of_one_storage_lie_beside_each_other() -> None:

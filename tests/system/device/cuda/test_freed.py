@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -112,6 +114,14 @@ class Forwarding(Encoding):
         return super().to(*args, **kwargs)
 
 
+class Changing(Encoding):
+    """Moves itself in place, as Hugging Face's `BatchEncoding` does: nothing keeps what was on the host."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Encoding:
+        self.ids = self.ids.to(device, non_blocking=non_blocking)
+        return self
+
+
 class Strict(Encoding):
     """Takes any option, but not this one."""
 
@@ -121,14 +131,43 @@ class Strict(Encoding):
         return Encoding(self.ids.to(device))
 
 
-@pytest.mark.parametrize("kind", [Encoding, Forwarding, Strict])
-def test_an_object_that_moves_itself_is_there_when_it_is_used(gpu: Gpu, kind: Any) -> None:
-    def encode(rows: list[Any]) -> Any:
-        return kind(torch.from_numpy(np.stack(rows)))
+def moving_its_parts(batch: Any, device: torch.device) -> Any:
+    batch.ids = batch.ids.to(device, non_blocking=True)
+    return batch
 
-    for step, batch in enumerate(started(gpu, encode, shuffle=False)):
-        assert batch.ids.device == gpu.device
-        assert batch.ids.cpu()[:, 0].tolist() == [*range(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)]
+
+@pytest.mark.parametrize("move", [None, moving_its_parts])
+@pytest.mark.parametrize("kind", [Encoding, Forwarding, Changing, Strict])
+def test_an_object_that_moves_itself_is_there_when_it_is_used(gpu: Gpu, kind: Any, move: Any) -> None:
+    def encode(rows: list[Any]) -> Any:
+        return kind(torch.from_numpy(np.stack(rows * 20)))
+
+    simulated = sys.modules.get("tests.device.simulated")
+    if simulated is not None:
+        simulated.set_copy_delay(3)
+    batches = [batch.ids for batch in started(gpu, encode, move, shuffle=False, workers=1, data_queue_size=1)]
+    if simulated is not None:
+        simulated.set_copy_delay(0)
+    for step, ids in enumerate(batches):
+        assert ids.device == gpu.device
+        assert ids.cpu()[:4, 0].tolist() == [*range(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)]
+
+
+def test_text_beside_tensors_stays_as_it_was_for_a_child_of_a_fork(gpu: Gpu) -> None:
+    def with_words(rows: list[Any]) -> Any:
+        return {"x": np.stack(rows * 20), "words": np.array([f"{row[0]:09.1f}" for row in rows] * 200)}
+
+    seen: list[Any] = []
+    for batch in started(gpu, with_words, shuffle=False, workers=1, data_queue_size=1):
+        seen.append((batch["words"], batch["words"].copy()))
+        if len(seen) == 2:
+            read, write = os.pipe()
+            if (child := os.fork()) == 0:
+                os.read(read, 1)  # the parent's loop goes on meanwhile
+                os._exit(int(any((now != then).any() for now, then in seen)))
+            seen.clear()
+    os.write(write, b"x")
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_small_tensors_are_copied_together_and_large_ones_alone(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
