@@ -1,7 +1,7 @@
 """Measures the batches of a loader, in O(1) memory: each stage of a batch, the slowest samples, the waits of the loop.
 
     a receiver's thread     note_arrival ──► Arrival, which travels with its batch
-    the loop's thread       note_asked, note_delivery, note_copy
+    the loop's thread       note_asked, note_delivery; note_copy, or the one that moves
 
 So no look-up matches what a batch was measured in the workers with when the loop got it, and a batch that is dropped on
 the way leaves nothing behind. All of it takes about a microsecond per batch.
@@ -159,7 +159,7 @@ class Metrics:
         return self.note_delivery((epoch, step, 0, num_samples, 0, *built), asked_ns, now_ns, 0)
 
     def note_copy(self, number: int, copy_ns: int) -> None:
-        """Record how long the loop's thread took to start the copy of a batch to the device."""
+        """Record how long it took to start the copy of a batch to the device. The thread that moved it."""
         if number != NOT_NOTED:
             self._timeline.set_copy(number, copy_ns)
 
