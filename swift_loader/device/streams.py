@@ -302,8 +302,8 @@ class CopiesInFlight:
         self._lock = threading.RLock()
         """Guards the next two."""
         self._in_flight: deque[tuple[Event, Delivery, Sequence[Any]]] = deque()
-        """Oldest first, with the batch on the host, and sources on the device. Not the loop's tensors, which may be
-        dropped earlier."""
+        """Oldest first, with the batch on the host, its slot, and sources on the device. Not the loop's tensors, which
+        may be dropped earlier."""
         self._is_closed = False
         self._moves: SimpleQueue[Any] = SimpleQueue()
         """For the thread that moves. It ends with a None."""
@@ -344,10 +344,9 @@ class CopiesInFlight:
 
     def move(self, transfer: Transfer, source: HostSource, delivery: Delivery) -> None:
         """Issue the copies of a batch. Lets go of the batches on the host whose copies are over by now."""
-        event = _PASSED
-        if delivery.lease is not None and delivery.lease.memory is not None:
-            # An object that moves itself, or a function of the user's, may drop the batch before it was read.
-            transfer.sources.append(delivery.lease.memory())
+        # An object that moves itself, or a function of the user's, may drop the batch's parts before they were read.
+        find_memory = None if delivery.lease is None else delivery.lease.memory
+        event, memory = _PASSED, None if find_memory is None else find_memory()
         try:
             if self._is_closed:
                 raise LoaderClosed("the loader was closed while it moved a batch")
@@ -365,7 +364,7 @@ class CopiesInFlight:
                 except Exception as error:  # of the device, whose later work fails, too
                     transfer.error = transfer.error or error
                 transfer.event = event
-                self._in_flight.append((event, delivery, transfer.sources))
+                self._in_flight.append((event, delivery, [memory, *transfer.sources]))
                 is_closed = self._is_closed
             if transfer.is_issued is not None:
                 transfer.is_issued.give(None)
