@@ -147,6 +147,7 @@ class Unlucky(LoaderThread):
 
 def test_a_thread_that_did_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LoaderThread", Unlucky)
+    monkeypatch.setattr(Unlucky, "num_left", 1)
     device = FakeDevice(lag=9)
     copies = CopiesInFlight(device)
     mover = Moving(lambda host, _: device.copy(host.data))
