@@ -56,8 +56,10 @@ class Mover:
         device, *how = where
         self._where = where
         self.depth = 0 if device is None else depth
-        with suppress(RuntimeError):  # else it is unknown, as `find_target` says
-            device = device if device is None else torch.device(device) and "cpu"
+        if device is not None:
+            with suppress(RuntimeError):  # else it is unknown, as `find_target` says
+                torch.device(device)
+                device = "cpu"
         find_target(device, *how, pin_memory=False)
         self.metrics = metrics
         self._idle: list[CopiesInFlight] = []

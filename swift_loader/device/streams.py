@@ -248,8 +248,9 @@ def _dense_parts(tensor: Any) -> Iterator[Any]:
 
 # The running copies and the host memory they read. They bound the loop's lead over the device.
 
-_JOIN_LIMIT_S = 4.0
-"""How long `close` waits for the thread that moves, which may be in an object's own `.to()`."""
+_JOIN_LIMIT_S = 0.4
+"""How long `close` waits for the thread that moves, which may hang in an object's own `.to()`. With what ending the
+workers may take, a loader closes in 5 s."""
 
 MIN_STEPS_QUEUED = 2
 """The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
@@ -336,8 +337,9 @@ class CopiesInFlight:
                     mover = LoaderThread(_move_all, "copies", self._moves)
                     mover.start()
                     self._mover = mover  # last: an interrupt may leave a thread that doesn't run
-                self._last = transfer.is_issued = Answer()
+                transfer.is_issued = Answer()
                 self._moves.put((self, transfer, source, delivery))
+                self._last = transfer.is_issued  # after that: `wait` must end
                 return transfer
         self.move(transfer, source, delivery)
         return transfer

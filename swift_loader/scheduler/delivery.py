@@ -50,7 +50,6 @@ class Lease:
     state: LeaseState = LeaseState.READY
     seen_since: object = None
     """The stamp of the forks when the user's code got the batch. None: it hasn't yet, so no child of a fork uses it."""
-
     memory: Callable[[], Any] | None = None
     """A weak reference to the bytes that all views of the batch refer to."""
 
