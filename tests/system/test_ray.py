@@ -546,8 +546,19 @@ def start_script(
     )
 
 
+def output_of(script: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for a script, and return what it printed. One that hangs is killed, and the failure has all of it."""
+    with script:
+        try:
+            return script.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            script.kill()
+            out, errors = script.communicate()
+            pytest.fail(f"the script hangs. It printed:\n{out}\n{errors}", pytrace=False)
+
+
 def test_a_script_is_connected_and_disconnected_and_its_classes_arrive(cluster: SmallCluster, tmp_path: Path) -> None:
-    out, errors = start_script(cluster, tmp_path).communicate(timeout=120)
+    out, errors = output_of(start_script(cluster, tmp_path))
     assert out.splitlines() == ["[10, 35, 60, 85] True", "False"], errors
 
 
@@ -564,12 +575,12 @@ def test_the_actors_of_a_killed_trainer_end(cluster: SmallCluster, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["swift", "torch", "beside processes"])
 def test_a_shutdown_of_ray_ends_the_loop_and_connects_nothing(kind: str, cluster: SmallCluster, tmp_path: Path) -> None:
-    out, errors = start_script(cluster, tmp_path, kind, code=SHUTDOWN).communicate(timeout=120)
+    out, errors = output_of(start_script(cluster, tmp_path, kind, code=SHUTDOWN))
     assert out == 2 * "True False\n", errors
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(cluster: SmallCluster, tmp_path: Path) -> None:
-    out, errors = start_script(cluster, tmp_path, RAY_ADDRESS="127.0.0.1:1").communicate(timeout=120)
+    out, errors = output_of(start_script(cluster, tmp_path, RAY_ADDRESS="127.0.0.1:1"))
     assert out == ""
     assert "ConnectionError: there is no Ray cluster at address='127.0.0.1:1'" in errors
     assert "ray start --head" in errors
