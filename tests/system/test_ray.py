@@ -40,6 +40,7 @@ from tests.support.ray_cluster import SmallCluster, actor_pids, actors_of, refer
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,  # beside other tests, Ray may take minutes to start an actor
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray isn't installed"),
