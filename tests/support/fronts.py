@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,8 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        assert info is not None, "there are workers"
-        return (self.numbers[index] for index in range(info.id, NUM_BATCHES, info.num_workers))
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.numbers[index] for index in range(first, NUM_BATCHES, step))
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,12 @@ class Front:
     planned: tuple[int, ...] = tuple(range(NUM_BATCHES))
     """The numbers of the batches, in order."""
     has_processes: bool = True
-    positions: tuple[int, int] = (0, NUM_BATCHES)
-    """From which `next` to which one an interrupt leaves nothing behind. The others start or end processes."""
+    in_order: bool = True
 
     def end(self, loader: Any, iterator: Any) -> None:
         if isinstance(loader, DataLoader):
-            iterator._shutdown_workers()
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
         else:
             loader.close()
 
@@ -98,27 +99,22 @@ def pid_of(batch: Any) -> int:
     return int(np.asarray(batch).reshape(-1)[-1])
 
 
-def swift_loader(**options: Any) -> SwiftLoader:
-    return SwiftLoader(
-        Numbers, options, worker_per_consumer=2, shuffle=False, seed=0, validate=False, worker_restarts=0
-    )
+def swift_loader(num_workers: int = 2, given: Mapping[str, Any] | None = None, **options: Any) -> SwiftLoader:
+    fixed: dict[str, Any] = {"shuffle": False, "seed": 0, "validate": False, "worker_restarts": 0, **(given or {})}
+    return SwiftLoader(Numbers, options, worker_per_consumer=num_workers, **fixed)
 
 
-def data_loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Numbers(**options), sampler=MIXED, num_workers=2, worker_restarts=0)  # type: ignore[arg-type]
+def data_loader(given: Mapping[str, Any] | None = None, **options: Any) -> DataLoader[Any]:
+    fixed: dict[str, Any] = {"sampler": MIXED, "num_workers": 2, "worker_restarts": 0, **(given or {})}
+    return DataLoader(Numbers(**options), **fixed)  # type: ignore[arg-type]
 
 
-def to_device(**options: Any) -> DataLoader[Any]:
-    numbers: Any = Numbers(**options)
-    return DataLoader(numbers, sampler=MIXED, num_workers=2, worker_restarts=0, device="cpu", max_nb_batch_on_device=2)
+def stream(num_workers: int = 2, **options: Any) -> DataLoader[Any]:
+    return DataLoader(Stream(**options), num_workers=num_workers, worker_restarts=0)
 
 
-def stream(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Stream(**options), num_workers=2, worker_restarts=0)
-
-
-def pipeline(**options: Any) -> Pipeline:
-    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options), concurrency=2, on="process")
+def pipeline(on: Any = "process", **options: Any) -> Pipeline:
+    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options), concurrency=2, on=on)
 
 
 def stage_loader(**options: Any) -> StageLoader:
@@ -133,11 +129,34 @@ def stage_loader(**options: Any) -> StageLoader:
     )
 
 
+def plain_pipeline(**options: Any) -> Pipeline:
+    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options)).batch(1)
+
+
+TO_DEVICE = {"device": "cpu", "max_nb_batch_on_device": 2}
+
 FRONTS = (
     Front("SwiftLoader", swift_loader),
     Front("DataLoader", data_loader, tuple(MIXED)),
-    Front("DataLoader to a device", to_device, tuple(MIXED)),
-    Front("DataLoader of a stream", stream, positions=(0, NUM_BATCHES - 1)),
-    Front("Pipeline in processes", pipeline, positions=(1, NUM_BATCHES)),
-    Front("StageLoader", stage_loader, has_processes=False, positions=(1, NUM_BATCHES - 1)),
+    Front("DataLoader to a device", partial(data_loader, TO_DEVICE), tuple(MIXED)),
+    Front("DataLoader of a stream", stream),
+    Front("Pipeline in processes", pipeline),
+    Front("StageLoader", stage_loader, has_processes=False),
 )
+
+INTERRUPTED = (
+    *FRONTS,
+    Front("SwiftLoader without workers", partial(swift_loader, 0), has_processes=False),
+    Front("SwiftLoader with threads", partial(swift_loader, 2, {"worker_type": "thread"}), has_processes=False),
+    Front("SwiftLoader out of order", partial(swift_loader, 2, {"in_order": False}), in_order=False),
+    Front("DataLoader without workers", partial(data_loader, {"num_workers": 0}), tuple(MIXED), has_processes=False),
+    Front(
+        "DataLoader with threads", partial(data_loader, {"worker_type": "thread"}), tuple(MIXED), has_processes=False
+    ),
+    Front("DataLoader out of order", partial(data_loader, {"in_order": False, "sampler": None}), in_order=False),
+    Front("DataLoader with workers that stay", partial(data_loader, {"persistent_workers": True}), tuple(MIXED)),
+    Front("DataLoader of a stream without workers", partial(stream, 0), has_processes=False),
+    Front("Pipeline in threads", partial(pipeline, "thread"), has_processes=False),
+    Front("Pipeline without workers", plain_pipeline, has_processes=False),
+)
+"""More of them, each with code of its own for what an interrupt leaves behind."""
