@@ -4,8 +4,8 @@ The loader, its iterators and its samplers refer to one `Lifecycle`. Once none o
 
 An iterator makes one pass. With its first `next` it becomes the current one, and ends the one before it.
 
-If a signal handler raises in `next`, the exception comes out of it, and the pass continues with the next batch. If the
-handler interrupted something that can't be repeated, the pass ends with a `SwiftLoaderError` instead.
+If a signal handler raises in `next`, the exception comes out of it, and the pass continues with the batch that the loop
+hasn't got.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_worker import epoch_of
 
-_Delivered = tuple[int, "int | None", tuple[SampleFailure, ...]]
-"""A batch that the loop got: how many steps of the epoch are done with it, its step, and its failed samples."""
+_Delivered = tuple["int | None", tuple[SampleFailure, ...]]
+"""A batch that the loop got: its step, and its failed samples."""
 
-_NOTHING: _Delivered = (0, None, ())
+_NOTHING: _Delivered = (None, ())
 
 
 class LoaderState(Enum):
@@ -341,13 +341,13 @@ class Lifecycle:
             )
         return source
 
-    def note_delivery(self, num_steps: int, step: int, failures: tuple[SampleFailure, ...]) -> None:
-        """Record that the loop got the batch of this step, and that `num_steps` steps of the epoch are done."""
-        self._before, self._last = self._last, (num_steps, step, failures)
+    def note_delivery(self, step: int, failures: tuple[SampleFailure, ...]) -> None:
+        """Record that the loop gets the batch of this step."""
+        self._before, self._last = self._last, (step, failures)
 
-    def take_back(self, num_steps: int) -> None:
-        """Record that only `num_steps` steps are done: the batch after them, if it was noted, isn't handed out."""
-        if self._last[0] > num_steps:
+    def take_back(self, step: int) -> None:
+        """Record that the loop doesn't get the batch of this step."""
+        if self._last[0] == step:
             self._last = self._before
 
     def fail(self, error: BaseException) -> None:
@@ -490,7 +490,7 @@ class Lifecycle:
 
     def last_batch(self) -> BatchPlan | None:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
-        (_, step, failures), this = self._last, self.run.this
+        (step, failures), this = self._last, self.run.this
         if step is None or this is None:
             return None
         return delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
@@ -507,7 +507,7 @@ class Lifecycle:
         if session is not None and session.settings.world_size > 1:
             state = f"rank {session.settings.rank} of {session.settings.world_size} ranks, {state}"
         if this is not None and this.begin.epoch == position.epoch:
-            where += f", batch {this.num_steps:,}"
+            where += f", batch {this.num_done:,}"
         elif position.num_samples:
             where += f", sample {position.num_samples:,}"
         return [num_samples, num_batches, self.options.sampling.batch_size], state, where
@@ -560,8 +560,8 @@ class EpochIterator(LoopIterator):
     def _advance(self) -> Delivery:
         if self._state is not IteratorState.ACTIVE:
             self._begin()
-        lifecycle, session, source, this = self._lifecycle, self._session, self._source, self._this
-        assert this is not None and source is not None  # noqa: PT018 - it has begun
+        lifecycle, session, this = self._lifecycle, self._session, self._this
+        assert this is not None, "it has begun"
         if session.owner is not None and session.owner.pid != self._turn.pid:
             session.owner.check()
         if this.num_steps >= this.num_batches:
@@ -570,18 +570,17 @@ class EpochIterator(LoopIterator):
             session.end_pass()
             lifecycle.warn_of_failures()
             raise StopIteration
-        delivery = self._taken
-        if delivery is None:
-            if self._is_tuned and (number := session.observer.tune(session)) is not None:
-                lifecycle.resize(number, is_auto=True)
-            delivery = source.take()
-            if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
-                self._check_usable()
-            if delivery.error is not None or delivery.num_before != this.num_steps - session.offset:
-                self._fail_at(delivery, this)
-            self._taken = delivery
-        work = delivery.work
-        assert work is not None
+        if self._is_dirty or session.dispatcher.is_dirty:
+            self.reopen()
+        self._is_dirty = True
+        if self._is_tuned and (number := session.observer.tune(session)) is not None:
+            lifecycle.resize(number, is_auto=True)
+        assert self._source is not None, "it has begun"
+        delivery = self._source.take()
+        if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
+            self._check_usable()
+        if delivery.error is not None:
+            self._fail_at(delivery)
         if delivery.failures:
             try:
                 lifecycle.sample_errors.note(delivery.failures)
@@ -589,43 +588,45 @@ class EpochIterator(LoopIterator):
                 self._fail(error)
         if delivery.lease is not None:
             delivery.lease.keep()
-        this.num_steps += 1
-        lifecycle.note_delivery(this.num_steps, work.step, delivery.failures)
         return delivery
 
-    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:  # noqa: ARG002
-        self._taken = taken = delivery or self._taken
-        if taken is not None and taken.num_before is not None and self._this is not None and self.is_active:
-            self._this.num_steps = taken.num_before + self._session.offset
-            self._lifecycle.take_back(self._this.num_steps)
+    def _note(self, taken: Delivery) -> None:
+        this, work = self._this, taken.work
+        assert this is not None and work is not None  # noqa: PT018 - it has begun
+        this.note(work.step)
+        self._lifecycle.note_delivery(work.step, taken.failures)
+
+    def _take_back(self, taken: Delivery) -> None:
+        if self._this is not None and taken.work is not None and self.is_active:
+            self._this.take_back(taken.work.step)
+            self._lifecycle.take_back(taken.work.step)
+
+    def _was_waiting(self) -> bool:
+        return self._session.dispatcher.was_waiting
 
     def _begin(self) -> None:
         """Begin the pass if it is fresh, or raise why it gives no batches."""
         if self._state is not IteratorState.FRESH:
             self._check_usable()
-        lifecycle = self._lifecycle
+        lifecycle, before = self._lifecycle, self._lifecycle.run.this
         had_started = lifecycle.session is not None
         try:
             self._source = lifecycle.begin_pass(self)
         except Exception as error:
             # Our own errors and those of the dataset's constructor. Any other error comes from a signal handler, or
-            # from the user's warning filter: then this iterator stays fresh.
+            # from the user's warning filter: then this iterator stays fresh, or continues.
             if is_interrupt(error) or (had_started and not isinstance(error, SwiftLoaderError)):
                 raise
             self._fail(error)
-        assert lifecycle.session is not None
-        self._session, self._this = lifecycle.session, lifecycle.run.this
-        self._state = IteratorState.ACTIVE
+        finally:
+            if lifecycle.run.this is not before and self._state is IteratorState.FRESH:  # the pass has begun
+                assert lifecycle.session is not None
+                self._session, self._this = lifecycle.session, lifecycle.run.this
+                self._state, self._is_dirty = IteratorState.ACTIVE, self._source is None
 
-    def _fail_at(self, delivery: Delivery, this: PlannedPass) -> NoReturn:
+    def _fail_at(self, delivery: Delivery) -> NoReturn:
         """End the pass because of what came in a batch's place."""
-        if delivery.error is None:
-            self._fail(
-                SwiftLoaderError(
-                    f"batch {this.num_steps} of epoch {this.begin.epoch} is lost because a signal handler raised an "
-                    f"exception that interrupted the loop while it took the batch. Start a new pass"
-                )
-            )
+        assert delivery.error is not None
         if delivery.work is None:  # there are no more batches
             self._lifecycle.fail(delivery.error)
         self._fail(delivery.error)
@@ -633,7 +634,7 @@ class EpochIterator(LoopIterator):
     def __len__(self) -> int:
         """Batches that are still to come, including all of them before the first `next`."""
         this = self._this
-        return self._lifecycle.num_batches() if this is None else this.num_batches - this.num_steps
+        return self._lifecycle.num_batches() if this is None else this.num_batches - this.num_done
 
     @property
     def is_active(self) -> bool:
@@ -641,8 +642,8 @@ class EpochIterator(LoopIterator):
         return self._state is IteratorState.ACTIVE
 
     def reopen(self) -> None:
-        """Continue with another rest of the same epoch, because some of its steps are skipped now."""
-        self._source, self._taken = self._session.reopen_pass(), None
+        """Continue with the rest of the epoch: after an interrupt, or because some of its steps are skipped now."""
+        self._source = self._session.reopen_pass()
 
     def supersede(self) -> None:
         """End this pass because a newer one has begun. If the loop has all batches, it meets the end."""
@@ -670,12 +671,12 @@ class EpochIterator(LoopIterator):
             error.__cause__ = stop
         self._state = IteratorState.FAILED
         self._error = error
-        self._source = self._taken = None
+        self._source = None
         raise error
 
     def __repr__(self) -> str:
         this = self._this
-        where = "" if this is None else f", epoch {this.begin.epoch}, batch {this.num_steps:,} of {this.num_batches:,}"
+        where = "" if this is None else f", epoch {this.begin.epoch}, batch {this.num_done:,} of {this.num_batches:,}"
         return f"<EpochIterator: {self._state.value}{where}>"
 
 
@@ -686,7 +687,7 @@ class ShownEpoch(ShownIterator, EpochIterator):
         if self._this is None:
             self._begin()
         this: Any = self._this
-        return this.begin.epoch, this.num_steps, this.num_batches, this.plan.settings.rank
+        return this.begin.epoch, this.num_done, this.num_batches, this.plan.settings.rank
 
 
 def _each_step(steps: Any) -> Iterable[Any]:

@@ -17,7 +17,14 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from swift_loader.checks import check_integer, check_optional_integer, check_progress
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, before_first, take_order
-from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch
+from swift_loader.dataloader.epoch import (
+    Epoch,
+    IndexEpoch,
+    LoaderIterator,
+    SamplerWork,
+    ShownLoaderIterator,
+    StreamEpoch,
+)
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
@@ -348,17 +355,19 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             finally:
                 self._changing.release()
 
-    def _begin_epoch(self, resume: LoaderPosition | None, hangs: ForkHangs | None = None) -> Epoch:
-        """Begin an epoch, at a position or afresh. `hangs`: why a fork of this process can't do it."""
+    def _begin_epoch(
+        self, resume: LoaderPosition | None, hangs: ForkHangs | None = None, source: SamplerWork | None = None
+    ) -> Epoch:
+        """Begin an epoch, at a position or afresh. `hangs`: why a fork of this process can't do it. `source`: at it."""
         try:
             with self._changing:
                 self._is_beginning = True
-                return self._epoch_at(resume, hangs)
+                return self._epoch_at(resume, hangs, source)
         finally:
             self._is_beginning = False
             self._resize_to()
 
-    def _epoch_at(self, resume: LoaderPosition | None, hangs: ForkHangs | None) -> Epoch:
+    def _epoch_at(self, resume: LoaderPosition | None, hangs: ForkHangs | None, source: SamplerWork | None) -> Epoch:
         if hangs is not None and resume is not None:
             self._leave_forks(hangs)
             check_resumes(self, resume)  # somebody may have called `resize`
@@ -385,14 +394,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         else:
             if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                 self.check_worker_number_rationality()
-            epoch = self._begin_with_workers(number, resume, shard)
+            epoch = self._begin_with_workers(number, resume, shard, source)
         if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
             way_out = ", or give shard_stream=True, if the dataset shares itself out"
             epoch.votes = self._votes = self._votes or RankVotes(find_ranks(None, None), way_out)
         self._latest = epoch
         return epoch
 
-    def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None) -> Epoch:
+    def _begin_with_workers(
+        self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None, source: SamplerWork | None
+    ) -> Epoch:
         base_seed, carried = None, None
         workers, self._workers = self._workers, None
         if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
@@ -404,7 +415,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             workers.close()
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed
-        draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed)
+        saved = None if resume is None else resume.draws
+        draws = Draws(self, epoch, saved, base_seed) if source is None else source.draws
         while workers is None or not workers.close.alive:
             try:
                 workers = start_workers(self, shard, self._pool, draws.begun.base_seed, is_first=self._latest is None)
@@ -413,7 +425,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self.persistent_workers:
             self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
-            return IndexEpoch(self, draws, workers, resume, carried)
+            return IndexEpoch(self, draws, workers, resume, carried, source)
         return StreamEpoch(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
 
     def _leave_forks(self, error: ForkHangs) -> None:

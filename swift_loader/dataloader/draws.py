@@ -198,8 +198,9 @@ class Draws:
         indices: Any = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
         self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
         if self._untold is not None and indices is not _NOTHING:
-            (began, seeded), self._untold = self._untold, None
-            self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
+            began, seeded = self._untold
+            used = {name: began[name] for name in _changed_since(seeded)} | self._used
+            self._used, self._untold = used, None  # no handler runs within this line
         if indices is _NOTHING:
             return None
         is_list = type(indices) is IndexArray or hasattr(indices, "__len__")

@@ -8,11 +8,12 @@ import math
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -24,23 +25,39 @@ from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
 from swift_loader.dataloader.workers import LoaderWorkers, Mover
 from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
-from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
+from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, WorkerDied
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.agreement import RankVotes
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork
+from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, Work, WorkSource
 from swift_loader.worker.seeding import preserved_generators
 
 
-class Epoch:
-    """Where the batches of an epoch come from: from workers, if it has them."""
+class Got(NamedTuple):
+    """What the loop has got, without the batch."""
 
-    is_whole = True
-    """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
+    work: Work | None
+    snapshot: bytes | None
+    is_batch: bool
+    """False: the error in its place."""
+
+
+class Epoch:
+    """Where the batches of an epoch come from: from workers, if it has them.
+
+    A batch counts once it is `got`. Until then, an epoch that begins at the `position` gives it again.
+    """
+
+    is_dirty = False
+    """Whether an exception came at what can't be done twice. Then another epoch has to begin at the position."""
     is_over = False
     """Whether the loop has met the end."""
+    got: Got | None = None
+    """What the loop has got and `settle` hasn't counted."""
+    taken: Got | None = None
+    """What it has taken, and gets if no exception comes in between."""
     _num_sharing = 0
     """How many ranks the loader shares the stream out to. 0: the dataset does that."""
     votes: RankVotes | None = None
@@ -60,7 +77,7 @@ class Epoch:
         self.draws = draws
         self._resumed = None if resume is None or resume.draws.begins_epoch else resume
         """Where it continues. None: it begins afresh."""
-        self.num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
+        self._num_settled = 0 if self._resumed is None else self._resumed.num_yielded
         self._num_votes = 0
         self._mismatch: RankMismatch | None = None
         self.workers = workers
@@ -70,13 +87,17 @@ class Epoch:
         """Returns the next batch, the error in its place, or the end. None: there are no more."""
         self._end_processes = None if workers is None else workers.close
         self._fleet = None if workers is None else workers.fleet
-        self._num_taken = 0
-        """How many batches were taken from the workers."""
 
     @property
     def number(self) -> int:
         """Which epoch of its loader it is, from 0."""
         return self.draws.begun.epoch
+
+    @property
+    def num_yielded(self) -> int:
+        """How many batches of the epoch the loop has got."""
+        got = self.got
+        return self._num_settled + (got is not None and got.is_batch)
 
     def next(self) -> Delivery:
         """Return the next batch. It has no error.
@@ -88,44 +109,62 @@ class Epoch:
 
     def take(self) -> Delivery:
         """Return the next batch, whatever the other ranks have."""
+        self.settle()
+        self.is_dirty = True
         self._get_ready()
         workers, pull = self.workers, self._pull
         if workers is None or pull is None:  # of a loader with persistent workers, and the next epoch has begun
-            raise StopIteration
+            self._stop()
         delivery = pull()
-        if delivery.error is None and delivery.num_before == self._num_taken:  # nearly always
-            self._num_taken += 1
-        else:
-            delivery = self._checked(delivery, workers)
-        self.is_whole = False
-        self._note(delivery)
-        if delivery.error is not None or delivery.is_end:
-            self.is_whole = True
-            delivery.raise_error()
+        if delivery.error is not None:
+            self._fail(workers.explained(delivery))
+        if delivery.is_end:
             self.end()
-            raise StopIteration
-        self.num_yielded += 1
+            self._stop()
+        self.taken = Got(delivery.work, delivery.snapshot, is_batch=True)
         if delivery.lease is not None:
             delivery.lease.keep()
         return delivery
+
+    def _fail(self, delivery: Delivery) -> NoReturn:
+        """Raise the error in a batch's place, which the loop gets by that."""
+        got = None if delivery.work is None else Got(delivery.work, delivery.snapshot, is_batch=False)
+        error, delivery.error = delivery.error, None  # its traceback refers to those who were here
+        assert error is not None
+        try:
+            # No handler runs between these three.
+            self.got = got
+            self.is_dirty = False
+            raise error
+        finally:
+            del error  # else it would be its own traceback that keeps it
+
+    def _stop(self) -> NoReturn:
+        """Say that there are no more batches."""
+        self.is_dirty = False
+        raise StopIteration
+
+    def settle(self) -> None:
+        """Count what the loop has got. If an exception ends this, the next call does it again."""
+        if (got := self.got) is not None:
+            self._count(got)
+            self._num_settled, self.got = self._num_settled + got.is_batch, None
 
     def _get_ready(self) -> None:
         """Do what comes before a batch is taken. Raises `StopIteration` if there is none."""
         raise NotImplementedError
 
-    def _note(self, delivery: Delivery) -> None:
-        """Count what the workers gave."""
+    def _count(self, got: Got) -> None:
+        """Count what the loop has got, apart from `num_yielded`. Idempotent."""
         raise NotImplementedError
 
-    def _checked(self, delivery: Delivery, workers: LoaderWorkers) -> Delivery:
-        """Return what the workers gave, in the user's words. Raises if an interrupt has lost a batch before it."""
-        if delivery.error is not None:
-            delivery = workers.explained(delivery)
-        if delivery.num_before is not None:  # it is of a batch, or the end
-            if delivery.num_before != self._num_taken:
-                raise lost_batch()
-            self._num_taken += 1
-        return delivery
+    def goes_on(self) -> bool:
+        """Return whether the next `take` gives what the loop hasn't got, although this `is_dirty`."""
+        return False
+
+    def was_waiting(self) -> bool:
+        """Return whether the exception that comes out of `take` has ended a mere wait."""
+        return self.workers is not None and self.workers.dispatcher.was_waiting
 
     def next_of_all(self, votes: RankVotes) -> Delivery:
         """Return the next batch if all ranks have one. An error in a batch's place counts as one."""
@@ -143,18 +182,21 @@ class Epoch:
         try:
             all_have = votes.all_have(not delivery.is_end, self._num_votes)
         except RankMismatch as mismatch:
-            self._mismatch, self.is_whole = mismatch, True  # no batch is lost: the epoch has ended
+            self._mismatch, self.is_dirty = mismatch, False  # the epoch has ended
             raise
         self._num_votes += 1
         if not all_have:
-            self.is_whole = True  # this rank's batch isn't lost: all end here
             self.end()
-            raise StopIteration
+            self._stop()  # this rank's batch isn't lost: all end here
         if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
             raise WorkerDied(str(error)) from error
         if error is not None:
             raise error
         return delivery
+
+    def take_back(self, taken: Delivery) -> None:  # noqa: ARG002 - an epoch may keep it
+        """Take in that the loop didn't get what was taken. It `is_dirty` now."""
+        self.got = None
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -197,6 +239,92 @@ class Epoch:
             self.shut_down()
 
 
+class SamplerWork(WorkSource):
+    """The batches of a sampler, from a position on.
+
+        sampler ──refill──► drawn ──next──► with workers ──note──► behind the loop
+                              ◄─────rewind───────
+
+    The loop's thread draws, because a sampler is the user's code. Any thread hands out.
+    """
+
+    def __init__(self, loader: DataLoader[Any], draws: Draws, resumed: LoaderPosition | None) -> None:
+        """Draw nothing. `resumed`: a position in the middle of the epoch; None: it begins."""
+        self.draws = draws
+        self._num_bound = loader.num_workers if loader.in_order else 0
+        """Worker i builds every n-th batch from batch i on, as with torch. Then a dataset that has a generator of its
+        own in each worker draws the same in each run. 0: any worker builds any batch."""
+        self._num_early = num_early_draws(loader)
+        self.drawn: dict[int, Any] = {}
+        """The indices of the steps that were drawn and aren't behind the loop, in the order of the draws."""
+        self._waiting: deque[int] = deque()
+        """Those that aren't handed out."""
+        self.error: Exception | None = None
+        """The sampler's, which comes after the batches that were drawn."""
+        self._has_drawn_all = False
+        self.is_intact = True
+        """Whether the sampler can be asked again. An exception ends it, if it is a generator."""
+        self.num_done = draws.num_drawn
+        """All steps before this one are behind the loop."""
+        self.ahead: set[int] = set() if resumed is None else set(resumed.ahead)
+        """Later steps that are behind the loop, too, because they came out of order."""
+        self.state_at_done = None if resumed is None else resumed.draws.sampler_state
+        """The sampler's state after `num_done` draws."""
+        self._states: dict[int, SamplerState | None] = {}
+        """The same after each later step that was drawn."""
+        self.busy: set[int] = set()
+        """The workers that got work."""
+        self._num_workers = loader.num_workers
+
+    def refill(self, max_early: int, max_ahead: int) -> None:
+        """Draw until so many batches aren't behind the loop. `max_early`: while nobody notices that draws are early."""
+        while not self._has_drawn_all:
+            if len(self.drawn) >= (max_early if self.draws.num_drawn < self._num_early else max_ahead):
+                return
+            self.is_intact = False
+            try:
+                drawn = self.draws.next()
+            except Exception as error:  # the sampler's
+                if is_interrupt(error):
+                    raise
+                self.error, drawn = error, None
+            if drawn is None:
+                self._has_drawn_all = self.is_intact = True
+                return
+            # A copy, because batch samplers may fill one list again and again. It is sent later.
+            indices = drawn.indices.copy() if type(drawn.indices) is list else drawn.indices
+            self._states[drawn.step] = drawn.sampler_state
+            if drawn.step not in self.ahead:
+                self.drawn[drawn.step] = indices
+                self._waiting.append(drawn.step)
+                self.busy.add(drawn.step % self._num_workers)
+            self.is_intact = True
+
+    def next(self) -> IndexWork | None:
+        """Return the next work; None if nothing more is drawn yet."""
+        if not self._waiting:
+            return None
+        step, num = self._waiting.popleft(), self._num_bound
+        return IndexWork(self.draws.begun.epoch, step, self.drawn[step], step % num if num else None)
+
+    def note(self, step: int) -> None:
+        """Take a step as behind the loop. Idempotent."""
+        self.drawn.pop(step, None)
+        done, states = {*self.ahead, step}, self._states
+        while (number := self.num_done) in done and number in states:
+            self.state_at_done, self.num_done = states[number], number + 1
+            states.pop(number)
+        self.ahead = {step for step in done if step >= self.num_done}
+
+    def rewind(self) -> None:
+        """Hand out again what was handed out and isn't behind the loop."""
+        self._waiting = deque(self.drawn)
+
+    def unbind(self) -> None:
+        """Let any worker build any batch that isn't handed out yet. Any thread."""
+        self._num_bound = 0
+
+
 class IndexEpoch(Epoch):
     """One epoch of a sampler's batches."""
 
@@ -207,96 +335,59 @@ class IndexEpoch(Epoch):
         workers: LoaderWorkers,
         resume: LoaderPosition | None,
         carried: dict[int, bytes] | None = None,
+        source: SamplerWork | None = None,
     ) -> None:
-        """Begin to build ahead of the loop. `carried`: see `Shards`."""
+        """Begin to build ahead of the loop. `carried`: see `Shards`. `source`: of another epoch, to go on with it."""
         super().__init__(loader, draws, resume, workers)
-        self._queue = IndexQueue(draws.begun.epoch, loader.num_workers, in_order=loader.in_order)
+        self.source = source = source or SamplerWork(loader, draws, self._resumed)
         self._max_ahead = workers.limits.max_in_flight + self._mover.depth
         self._max_noticed = min(self._max_ahead, loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH))
         """The same for draws that a program notices, see `num_early_draws`. The same in the whole epoch."""
-        self._num_early = num_early_draws(loader)
-        self._num_in_flight = 0
-        self._sampler_error: Exception | None = None
-        self._has_drawn_all = False
-        self._num_done = draws.num_drawn
-        """All steps before this one are behind the loop."""
-        self._done_ahead: set[int] = set() if self._resumed is None else set(self._resumed.ahead)
-        """Later steps that are behind the loop, too, because they came out of order."""
-        self._state_at_done = None if self._resumed is None else self._resumed.draws.sampler_state
-        self._states: dict[int, tuple[Any, Any] | None] = {}
-        """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
         self._shards = Shards(loader, resume, carried)
-        self._busy: set[int] = set()
-        """The workers that got work."""
         self._pull = self._mover.ahead(self, workers.next, workers.is_ready)
-        self._draw_ahead(0)
-        workers.begin(self._queue, draws.begun.base_seed, self._shards.resume)
+        source.rewind()
+        source.refill(self._max_ahead, self._max_noticed)
+        workers.begin(source, self.draws.begun.base_seed, self._shards.resume)
 
     def _get_ready(self) -> None:
-        self.is_whole = False
-        self._draw_ahead(1)  # before the loop takes a batch, because it is sent then
-        self.is_whole = True  # an interrupt of the wait loses nothing
-        if self._num_in_flight == 0:
-            if self._sampler_error is not None:
-                error, self._sampler_error = self._sampler_error, None
+        source = self.source
+        # One more, before the loop takes a batch, because it is sent then.
+        source.refill(self._max_ahead + 1, self._max_noticed + 1)
+        if not source.drawn:
+            if source.error is not None:
+                error, source.error, self.is_dirty = source.error, None, False
                 raise error
             self.end()
-            raise StopIteration
-
-    def _draw_ahead(self, num_taken: int) -> None:
-        """Draw until as many batches are in flight as may be. `num_taken` of them are about to be taken."""
-        while not self._has_drawn_all:
-            is_early = self.draws.num_drawn < self._num_early
-            if self._num_in_flight - num_taken >= (self._max_ahead if is_early else self._max_noticed):
-                return
-            try:
-                drawn = self.draws.next()
-            except Exception as error:  # the sampler's: it comes after the batches that were drawn
-                if is_interrupt(error):
-                    raise
-                self._sampler_error, drawn = error, None
-            if drawn is None:
-                self._has_drawn_all = True
-                return
-            self._states[drawn.step] = drawn.sampler_state
-            if drawn.step not in self._done_ahead:
-                # A copy, because batch samplers may fill one list again and again. It is sent later.
-                self._queue.put(drawn.step, drawn.indices.copy() if type(drawn.indices) is list else drawn.indices)
-                self._busy.add(drawn.step % self._num_workers)
-                self._num_in_flight += 1
+            self._stop()
 
     def carry(self) -> dict[int, bytes] | None:
         """Return where workers begin the next epoch, see `Shards.carry`."""
-        return self._shards.carry(self._busy)
+        return self._shards.carry(self.source.busy)
 
     def resize(self, num_workers: int) -> None:
         """Let another number of workers build what the loop hasn't got yet. Any of them builds any batch from now on.
 
         Only for an epoch of which nothing shows who builds a batch, see `shows_its_worker`. Any thread, one at a time.
         """
-        self._queue.unbind()
+        self.source.unbind()
         workers = self.workers  # the loop's thread may let go of them meanwhile
         if workers is not None:
             with suppress(LoaderClosed):
                 workers.resize(num_workers)
             self._max_ahead = workers.limits.max_in_flight + self._mover.depth
 
-    def _note(self, delivery: Delivery) -> None:
-        if delivery.work is None:
-            return
-        self._num_in_flight -= 1
-        self._done_ahead.add(delivery.work.step)
-        while self._num_done in self._done_ahead and self._num_done in self._states:
-            self._done_ahead.remove(self._num_done)
-            self._state_at_done = self._states.pop(self._num_done)
-            self._num_done += 1
-        if delivery.snapshot is not None:
-            self._shards.note(delivery)
+    def _count(self, got: Got) -> None:
+        assert got.work is not None, "a sampler's batches have work"
+        self.source.note(got.work.step)
+        if got.snapshot is not None:
+            self._shards.note(got)
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        ahead, workers = sorted(self._done_ahead), self._shards.snapshots()
-        return self._at(self._num_done, self._state_at_done, ahead=ahead, workers=workers)
+        self.settle()
+        source = self.source
+        ahead, workers = sorted(source.ahead), self._shards.snapshots()
+        return self._at(source.num_done, source.state_at_done, ahead=ahead, workers=workers)
 
 
 class StreamEpoch(Epoch):
@@ -340,12 +431,12 @@ class StreamEpoch(Epoch):
         if self._copies is not None:
             self._copies.warn()
         if self.is_over:
-            raise StopIteration
+            self._stop()
 
-    def _note(self, delivery: Delivery) -> None:
-        if isinstance(delivery.work, StreamWork):
-            self._shards.note(delivery)
-            self._last_worker = delivery.work.worker_id
+    def _count(self, got: Got) -> None:
+        if isinstance(got.work, StreamWork):
+            self._shards.note(got)
+            self._last_worker = got.work.worker_id
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -355,6 +446,7 @@ class StreamEpoch(Epoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
+        self.settle()
         workers, last_worker = self._shards.snapshots(self._rounds), self._last_worker
         return self._at(self.num_yielded, None, last_worker=last_worker, workers=workers)
 
@@ -387,7 +479,6 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         """
         self._epoch: Epoch
         self._epoch, self._passes_epoch = loader._begin()  # noqa: SLF001
-        self._taken: Delivery | None = None
         self._is_begun = False
         """Whether a batch was asked for."""
         self._loader: Any = weakref.ref(loader)
@@ -401,19 +492,22 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         self._has_workers = bool(loader.num_workers)
         self._num_yielded = self._num_left_out = 0
         self._bar = None  # of `ShownIterator`
-        self._interrupt: BaseException | None = None
-        """What may have lost a batch."""
+
+    @property
+    def _is_dirty(self) -> bool:
+        return self._epoch.is_dirty
+
+    @_is_dirty.setter
+    def _is_dirty(self, is_dirty: bool) -> None:
+        if hasattr(self, "_epoch"):
+            self._epoch.is_dirty = is_dirty
 
     def _advance(self) -> Delivery:
-        delivery = self._taken  # there if a warning or an interrupt came before it was handed out
-        return self._take() if delivery is None else delivery
-
-    def _take(self) -> Delivery:
-        if not self._epoch.is_whole:
-            raise lost_batch() from self._interrupt
         if self._hangs is not None:
             raise self._hangs
         loader, recorded = self._loader(), None
+        if self._epoch.is_dirty and not self._epoch.goes_on():
+            self._seek(loader)
         if self._is_tuned and loader is not None:
             loader._tune()  # noqa: SLF001
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001
@@ -422,28 +516,41 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         try:
             if self._num_left_out:
                 self._leave_out(loader)
-            delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
+            delivery = self._epoch.next() if self._is_begun else self._first(loader)
         except StopIteration:
             if loader is not None and not self._is_tuned:
                 loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
             raise
         except ForkHangs as error:
-            delivery = self._taken = self._replace_forks(loader, error)
+            delivery = self._replace_forks(loader, error)
         finally:
             if recorded is not None:
                 recorded.__exit__(None, None, None)
-        self._epoch.is_whole = True
-        self._num_yielded += 1
-        if (length := self._epoch.length_called) is not None and self._num_yielded == length + 1:
+        if (length := self._epoch.length_called) is not None and self._num_yielded == length:
+            self._num_yielded += 1  # it warns once
             self._warn_of_length(length)
         return delivery
 
-    def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:
-        self._taken = delivery or self._taken
-        if self._taken is not None:
-            self._epoch.is_whole = True
-        elif self._interrupt is None and not self._epoch.is_whole:
-            self._interrupt = error
+    def _note(self, taken: Delivery) -> None:  # noqa: ARG002 - the epoch knows it
+        self._num_yielded += 1
+        self._epoch.got = self._epoch.taken
+
+    def _take_back(self, taken: Delivery) -> None:
+        self._epoch.take_back(taken)
+
+    def _was_waiting(self) -> bool:
+        return self._epoch.was_waiting()
+
+    def _seek(self, loader: Any) -> None:
+        """Go on with the batch that the loop hasn't got, after an exception that came at what can't be done twice."""
+        before = self._epoch
+        position = before.position()
+        if before.is_over or loader is None:
+            return
+        before.close()
+        source = before.source if isinstance(before, IndexEpoch) and before.source.is_intact else None
+        epoch = loader._begin_epoch(position, source=source)  # noqa: SLF001
+        self._epoch = epoch
 
     def _replace_forks(self, loader: Any, error: ForkHangs) -> Delivery:
         """Have fresh interpreters go on where the loop is, as a fork of the program hangs. Return the next batch."""
@@ -477,7 +584,8 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _continue_with(self, loader: Any, *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()
-        self._epoch = loader._begin_epoch(*where)  # noqa: SLF001
+        epoch = loader._begin_epoch(*where)  # noqa: SLF001
+        self._epoch = epoch
 
     def _warn_of_length(self, length: int) -> None:
         advice = (
@@ -547,11 +655,3 @@ class ShownLoaderIterator(ShownIterator, LoaderIterator):  # type: ignore[misc]
             length = len(self)
         passes = self._passes_epoch and not self._is_begun
         return epoch.number + passes, 0 if passes else epoch.num_yielded, length, 0
-
-
-def lost_batch() -> SwiftLoaderError:
-    """Return the error for a loop that can't continue after an interrupt."""
-    return SwiftLoaderError(
-        "a batch is lost because a signal handler raised an exception that interrupted the loop while it took the "
-        "batch. Begin a new epoch"
-    )

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.draws import Drawn, Draws
-from swift_loader.dataloader.epoch import Epoch
+from swift_loader.dataloader.epoch import Epoch, Got
 from swift_loader.dataloader.options import pinning_of, rng_of
 from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
-from swift_loader.errors import noted
+from swift_loader.errors import SwiftLoaderError, noted
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
@@ -53,27 +53,26 @@ class InlineEpoch(Epoch):
         """
         self._num_fetched = self._num_skipped = 0
         """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
+        self._is_drawing = self._is_fetching = False
+        """Whether the sampler is asked, or the dataset. After an exception there, an iterator gives nothing more."""
+        self._built: Delivery | None = None
+        """The next batch, if an exception came before the loop got it."""
         self._skipped: set[int] = set()
         self._drawn: Any = None
-        """What the next batch is made of, a `Drawn`, if an interrupt came while it was fetched. None: draw it."""
+        """What the next batch is made of, a `Drawn`. None: draw it."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
         self._pin, self._metrics = pinning_of(loader, receives=False), metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
         saved = WorkerSnapshot()
-        given: Any = loader.dataset
-        self._dataset = given
+        self._dataset: Any = loader.dataset
         self._saves = bool(getattr(loader, "snapshot_every_n_steps", 1))
         begins_epoch = resume is None or resume.draws.begins_epoch
         if resume is not None:
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
-        if begins_epoch and stream.is_huggingface(given):
-            stream.forget_state(given)
-        elif saved.dataset_state is not None and is_stateful(given) and (begins_epoch or shard is None):
-            given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
-            if begins_epoch and saved.has_ended:
-                stream.settle(given, iter(given), saved.dataset_state)
+        if begins_epoch or shard is None:
+            _restore(self._dataset, saved, begins_epoch=begins_epoch)  # first: it may set the global generators
         super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
@@ -88,17 +87,18 @@ class InlineEpoch(Epoch):
         if shard is not None:
             shards = SharedShards(1, resume, is_persistent=False)
             (self._num_fetched,) = shards.next_batches
-            self._samples = stream.StreamSamples(given, replace(mode, is_stream=True), seed, None)
+            self._samples = stream.StreamSamples(self._dataset, replace(mode, is_stream=True), seed, None)
             self._samples.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
         elif self.draws.seed is not None and rng_of(loader) is Rng.SAMPLE:
-            self._samples = KeyedSamples(given, mode, Rng.SAMPLE, seed, None)
+            self._samples = KeyedSamples(self._dataset, mode, Rng.SAMPLE, seed, None)
         else:
             kind = loader._dataset_kind  # noqa: SLF001
             self._fetcher: Any = _DatasetKind.create_fetcher(
-                kind, given, self._batches, loader.collate_fn, loader.drop_last
+                kind, self._dataset, self._batches, loader.collate_fn, loader.drop_last
             )
         if self._resumed is not None:
             self._continue(self._resumed, saved)
+        self._begun_at, self._num_before = saved, self._num_fetched
         if self._mover.depth:
             fetch = weakref.WeakMethod(self._fetch_drawn)  # else this would refer to itself
             self._pull = self._mover.ahead(self, lambda: fetch()(), bool)  # type: ignore[misc] # noqa: PLW0108 - it is there
@@ -168,39 +168,82 @@ class InlineEpoch(Epoch):
 
     def take(self) -> Delivery:
         """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
+        self.settle()
+        self.is_dirty = True
         self._asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(self._asked_ns)
-        while (drawn := self._drawn or self.draws.next()) is not None and drawn.step in self._skipped:
-            self._num_skipped += 1
-            self._sampler_state = drawn.sampler_state
-        self._drawn = drawn
-        if drawn is None:
-            self.end()
-            raise StopIteration
-        self._unused = None
-        self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
+        drawn = self._drawn
+        while drawn is None or drawn.step in self._skipped:
+            if drawn is not None:
+                self._num_skipped, self._sampler_state, self._drawn = self._num_skipped + 1, drawn.sampler_state, None
+            self._is_drawing = True
+            try:
+                drawn = self._drawn = self.draws.next()
+            except Exception as error:
+                if not is_interrupt(error):  # it is the sampler's
+                    self._is_drawing = self.is_dirty = False
+                raise
+            self._is_drawing = False
+            if drawn is None:
+                self.end()
+                self._stop()
+        if self._built is None:
+            self._unused = None
+            self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
+            self._is_fetching = True
+            self._built = self._fetched(drawn)
+            self._is_fetching = False
+        self.taken = Got(None, None, is_batch=True)
+        return self._built
+
+    def _fetched(self, drawn: Drawn) -> Delivery:
         try:
             delivery = self._fetch_drawn() if self._pull is None else self._pull()
             delivery.raise_error()  # that of `to_device`
         except StopIteration:
-            self._drawn = None
+            self._drawn, self._is_fetching = None, False
             self.end()
-            raise
+            self._stop()
         except Exception as error:
             if is_interrupt(error):
                 raise
-            self._drawn = None
             where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
             noted(error, where if self._index is None else f"{where}, dataset index {self._index}")
-            self._num_fetched += 1
-            self._num_skipped += 1  # the next batch is that of the next step, also after a resume
-            self._sampler_state = drawn.sampler_state
+            # No handler runs between these three: the next batch is that of the next step, also after a resume.
+            self.got = Got(None, None, is_batch=False)
+            self._is_fetching = self.is_dirty = False
             raise
-        self._drawn, self.is_whole = None, False
-        self._num_fetched += 1
-        self.num_yielded += 1
-        self._sampler_state = drawn.sampler_state
         return delivery
+
+    def settle(self) -> None:
+        """Count what the loop has got."""
+        got, drawn = self.got, self._drawn
+        if got is not None and drawn is not None:
+            # No handler runs here.
+            self._num_settled += got.is_batch
+            self._num_skipped += not got.is_batch
+            self._num_fetched += 1
+            self._sampler_state = drawn.sampler_state
+            self._drawn = self._built = self.got = None
+
+    def take_back(self, taken: Delivery) -> None:
+        """Keep it for the next `take`."""
+        self._built, self.got = taken, None
+
+    def goes_on(self) -> bool:
+        """Return whether the next `take` gives what the loop hasn't got.
+
+        Raises `SwiftLoaderError` if the stream can't begin again.
+        """
+        is_amid = self._is_fetching and self._is_stream
+        iterator = None if self._samples is not None else self._fetcher.dataset_iter if is_amid else None
+        if iterator is self._dataset and not is_stateful(iterator):
+            raise SwiftLoaderError(
+                f"the loop was interrupted while it read the {type(iterator).__name__}, which is its own iterator and "
+                f"can't begin again, so a batch may be lost. Begin a new epoch, or give the dataset a state_dict and a "
+                f"load_state_dict"
+            )
+        return not (self._is_drawing or is_amid)
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -209,6 +252,7 @@ class InlineEpoch(Epoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
+        self.settle()
         num_done = self.num_yielded + self._num_skipped
         ahead = sorted(step for step in self._skipped if step >= num_done)
         return self._at(num_done, self._sampler_state, ahead=ahead, workers=(self._snapshot(),))
@@ -217,6 +261,11 @@ class InlineEpoch(Epoch):
         dataset: Any = self._dataset
         if self._unused is not None:
             return self._unused
+        begun = self._begun_at
+        if self._is_fetching and self._is_stream:  # nobody knows how far it is: from where it began, all are read again
+            num_read = self._num_fetched - self._num_before
+            counts = {"num_since": begun.num_since + num_read, "num_batches": begun.num_batches + num_read}
+            return replace(begun, **counts) if self._samples is None else replace(begun, next_batch=self._num_fetched)
         shared = self._samples if self._is_stream else None
         if not self._saves:
             return WorkerSnapshot(next_batch=None if shared is None else shared.turn)
@@ -233,3 +282,13 @@ class InlineEpoch(Epoch):
             )
         except Exception as error:
             raise noted(error, SAVES_NONE)  # noqa: B904 - the user's own
+
+
+def _restore(dataset: Any, saved: WorkerSnapshot, *, begins_epoch: bool) -> None:
+    """Bring a dataset to a saved state. `begins_epoch`: an epoch begins there."""
+    if begins_epoch and stream.is_huggingface(dataset):
+        stream.forget_state(dataset)
+    elif saved.dataset_state is not None and is_stateful(dataset):
+        dataset.load_state_dict(saved.dataset_state)
+        if begins_epoch and saved.has_ended:
+            stream.settle(dataset, iter(dataset), saved.dataset_state)

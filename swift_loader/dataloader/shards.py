@@ -44,6 +44,8 @@ class Shards:
         """The last state of each worker, as it came. Unpacked when somebody asks."""
         self._num_since = [one.num_since for one in self._begun]
         self._num_batches = [one.num_batches for one in self._begun]
+        self._noted: Any = None
+        """What was counted last."""
 
     def carry(self, busy: set[int]) -> dict[int, bytes] | None:
         """Return where the workers that got nothing in this epoch begin the next one, if they stay. None: afresh.
@@ -52,18 +54,21 @@ class Shards:
         """
         return {number: one for number, one in self._carried.items() if number not in busy} or None
 
-    def note(self, delivery: Delivery) -> None:
-        """Count a batch or an error that the loop gets."""
-        work, worker_id = delivery.work, None
-        if delivery.snapshot is not None:
-            worker_id = Snapshot.unpack(delivery.snapshot).worker_id
-            self._states[worker_id] = delivery.snapshot
-            self._num_since[worker_id] = 0
+    def note(self, got: Any) -> None:
+        """Count a batch or an error that the loop has got, a `Got`. The same one counts once."""
+        if got is self._noted:
+            return
+        work, worker_id, num_since = got.work, None, 0
+        if got.snapshot is not None:
+            worker_id = Snapshot.unpack(got.snapshot).worker_id
+            self._states[worker_id] = got.snapshot
         elif isinstance(work, StreamWork):
             worker_id = work.worker_id
-            self._num_since[worker_id] += 1
+            num_since = self._num_since[worker_id] + 1
         if worker_id is not None:
-            self._num_batches[worker_id] += 1
+            num_batches = self._num_batches[worker_id] + 1
+            # No handler runs within this line.
+            self._num_batches[worker_id], self._num_since[worker_id], self._noted = num_batches, num_since, got
 
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:
         """Return what is known of each worker. `rounds`, of a stream, know where shards end."""
@@ -106,13 +111,13 @@ class SharedShards:
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came."""
 
-    def note(self, delivery: Delivery) -> None:
-        """Count a batch or an error that the loop gets."""
-        work = delivery.work
+    def note(self, got: Any) -> None:
+        """Count a batch or an error that the loop has got, a `Got`. Idempotent."""
+        work = got.work
         assert isinstance(work, StreamWork)
         self.next_batches[work.worker_id] = work.turn + len(self.next_batches)
-        if delivery.snapshot is not None:
-            self._states[work.worker_id] = delivery.snapshot
+        if got.snapshot is not None:
+            self._states[work.worker_id] = got.snapshot
 
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""

@@ -239,7 +239,7 @@ class LoaderWorkers:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices, on_arrival)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
-        self._dispatcher = Dispatcher(executor, settings, metrics, notices)
+        self.dispatcher = self._dispatcher = Dispatcher(executor, settings, metrics, notices)
         self.next = self._dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
         self.is_ready = self._dispatcher.is_ready

@@ -37,7 +37,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import LoaderThread, is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.delivery import Delivery, LeaseState
-from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Kill, Send, Stall, Warn
+from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Send, Stall, Warn
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, WorkSource
@@ -58,22 +58,6 @@ LONG_ABSENCE_NS = 20_000_000
 
 LOOK_S = 0.05
 """How often the first thread, while it is parked, looks whether the loop stays away."""
-
-_REPEATABLE = (Fail, Kill)
-"""Actions that must not be lost, and do no harm if they are carried out twice."""
-
-
-class _Phase(Enum):
-    """What an exception of a signal handler would interrupt on the loop's thread."""
-
-    IDLE = "idle"
-    """Nothing: no call is under way, and the last one left nothing undone."""
-    WAITING = "waiting"
-    """Something that the next call repeats. There may be actions that it must carry out first."""
-    TAKING = "taking a batch"
-    """Something that can't be repeated."""
-    BROKEN = "broken"
-    """Nothing: an exception has interrupted the taking of a batch, so even batches that are ready aren't delivered."""
 
 
 class Dispatcher:
@@ -121,8 +105,11 @@ class Dispatcher:
         """None until `start`, and after `close`. Guarded by `_loop_lock`, which `close` may have to do without."""
         self._is_closing = False
         """Whether `close` is under way or has ended. Guarded by `lock`."""
-        self._phase = _Phase.WAITING
-        """The loop's thread writes it. Others read it, with the loop lock."""
+        self.is_dirty = False
+        """Whether the loop's thread is at what an exception would leave half done, or has left it so. `begin` has other
+        workers do the work then. The loop's thread writes it, others read it with the loop lock."""
+        self.was_waiting = False
+        """Whether an exception that came out of `take` has ended a mere wait, so that nothing has changed."""
 
     @property
     def num_ready(self) -> int:
@@ -194,31 +181,53 @@ class Dispatcher:
         the worker's id: a packed `Resume`. The others begin anew. `awaits_first`: block until the first batch is there,
         which stays. No other one is built before. Raises its error, or why there is none; then the caller must close.
         """
-        executor, scheduler, ledger = self._executor, self._scheduler, self._scheduler.ledger
+        executor = self._executor
         if executor.owner is not None:
             executor.owner.check()
+        if self.is_dirty:
+            self._renew()
+        scheduler = self._scheduler
+        ledger, before = scheduler.ledger, scheduler.ledger.source
         is_same_plan = isinstance(source, PlannedSource) and settings == (self._settings or executor.plan.settings)
-        in_order, before = scheduler.limits.in_order, ledger.source
+        in_order = scheduler.limits.in_order
         is_there = is_same_plan and before is not None and before.is_at(source, ledger.num_delivered, in_order=in_order)
         if awaits_first:
             with self.lock:
                 ledger.use_limits(replace(scheduler.limits, max_in_flight=1))
         self._metrics.end_pass()
-        self._phase, dropped = _Phase.TAKING, list[Any]()
-        try:
-            if not is_there:
-                with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
-                    dropped = scheduler.begin(source, keeps_meaning=is_same_plan)
-                    executor.use_plan(ledger.generation, Plan.of(self.num_samples, settings), resume)
-            self.act()
-        except BaseException as interrupt:
-            self._note_interrupt(interrupt)
-            raise
-        self._phase, self._settings = _Phase.IDLE, settings
+        self.is_dirty, dropped = True, list[Any]()
+        if not is_there:
+            with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
+                dropped = scheduler.begin(source, keeps_meaning=is_same_plan)
+                executor.use_plan(ledger.generation, Plan.of(self.num_samples, settings), resume)
+        self.act()
+        self.is_dirty, self._settings = False, settings
         del dropped  # outside the locks: the user's objects may have finalisers
         if awaits_first:
             self._await_first()
         return ledger.num_delivered
+
+    def _renew(self) -> None:
+        """Have other workers from now on, and nothing in flight: an interrupt may have left anything half done.
+
+        If an interrupt ends this, the next call does it again.
+        """
+        executor = self._executor
+        with self._loop_lock:
+            receivers = self._open_receivers()
+            receivers.stop(time.monotonic() + CLOSE_LIMIT_S)
+            with self.dispatch_lock:
+                garbage = executor.renew()
+                with self.lock:
+                    self._check_open()
+                    dropped = self._scheduler.renew()
+                self._to_do.clear()
+                self._of_stalls.clear()
+            for inbox in executor.inboxes:
+                inbox.sleep()
+            self._receivers = Receivers(self, executor.inboxes)
+            self._receivers.hand_over()
+        del dropped, garbage  # outside the locks
 
     def _await_first(self) -> None:
         with explaining_limits(), self._loop_lock:
@@ -230,7 +239,6 @@ class Dispatcher:
                 self._scheduler.ledger.use_limits(self._scheduler.limits)
             self.act()
             receivers.hand_over()
-            self._phase = _Phase.IDLE
 
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Loop's thread."""
@@ -252,25 +260,24 @@ class Dispatcher:
         Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
         what the user's code raised. So any exception that is raised comes from a signal handler, from a filter that
         makes a warning an error while no batch is taken, or from the kernel, which didn't take a task: the next call
-        sends it again. It says nothing about the batch. If it interrupted something that can't be repeated, there are
-        no more batches afterwards.
+        sends it again. It says nothing about the batch. Unless it `was_waiting`, a batch may be lost: `begin` where the
+        loop is.
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """
         metrics = self._metrics
+        self.was_waiting = False
         if self._notices:  # a filter may make it an error, so before there is a batch
+            self.was_waiting = True
             self.issue_warnings()
+            self.was_waiting = False
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
+            self.is_dirty = True
             try:
-                if self._phase is not _Phase.IDLE:
-                    self.act()
-                    if self._phase is _Phase.BROKEN and self.error is not None:
-                        return Delivery(error=self.error)
                 if not metrics.is_in_pass:
                     metrics.note_asked(entered_ns)
                 receivers = self._receivers or self._open_receivers()
-                self._phase = _Phase.TAKING
                 num_ready = len(self._scheduler.ledger.ready)
                 delivery = self.act(takes=True) or self._wait(receivers)
                 left_ns = time.perf_counter_ns()
@@ -281,15 +288,21 @@ class Dispatcher:
                 if delivery.error is not None and delivery.failures:
                     # All samples failed: the last one's error says more than the worker's traceback.
                     set_cause(delivery.error, delivery.failures[-1].exception)
-                self._phase = _Phase.IDLE
+                self.is_dirty = False
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
-                delivery = Delivery(error=error)
-            except BaseException as interrupt:
-                self._note_interrupt(interrupt)
+                self.is_dirty, delivery = False, Delivery(error=error)
+            except BaseException:
+                self._note_interrupt()
                 raise
         if delivery.work is None and self._notices:  # what led to the error; nothing is lost if a filter raises one
             self.issue_warnings()
         return delivery
+
+    def _note_interrupt(self) -> None:
+        """Take in that an exception comes out of `take` or `is_ready`. A mere wait has nothing to be repeated."""
+        receivers = self._receivers  # another thread may close the dispatcher
+        if receivers is not None and receivers.inbox.is_waiting:
+            receivers.inbox.is_waiting, self.was_waiting, self.is_dirty = False, True, False
 
     def _end(self) -> Delivery | None:
         """Return why there is no next batch; None if there will be one. The lock is held. Raises `LoaderClosed`."""
@@ -307,11 +320,9 @@ class Dispatcher:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
         delivery = None if did_lead else self.act(takes=takes)  # the threads may have received it until now
         while delivery is None:
-            self._phase = _Phase.WAITING
             if self._unsent is not None:  # there may be nothing to wait for
                 raise self._unsent
             self._receive_or_judge(inbox)
-            self._phase = _Phase.TAKING
             delivery = self.act(takes=takes)
             if delivery is None and self.error is not None:  # what was just decided may have failed
                 delivery = self.act(takes=takes)
@@ -323,50 +334,31 @@ class Dispatcher:
         Raises what a signal handler raised meanwhile, see `take`.
         """
         with self._loop_lock:
-            before, self._phase = self._phase, _Phase.WAITING
+            self.was_waiting, self.is_dirty = False, True
             try:
                 is_ready = self._has_deliverable()
                 receivers = self._receivers
                 if not is_ready:  # the source may have more to send than when the loop took a batch
-                    self._phase = _Phase.TAKING
                     self.act()
-                    self._phase = _Phase.WAITING
                 # If the threads lead, they have received what was there.
                 if not is_ready and receivers is not None and receivers.loop_leads:
                     inbox = receivers.take()
                     while not is_ready and self._receive(inbox, 0):
-                        self._phase = _Phase.TAKING
                         self.act()
-                        self._phase = _Phase.WAITING
                         is_ready = self._has_deliverable()
-                self._phase = before
+                self.is_dirty = False
                 return is_ready
             except SwiftLoaderError as error:  # our own, as in `take`, which raises it
+                self.is_dirty = False
                 self.fail(error)
                 return False
-            except BaseException as interrupt:
-                self._note_interrupt(interrupt)
+            except BaseException:
+                self._note_interrupt()
                 raise
 
     def _has_deliverable(self) -> bool:
         with self.lock:
             return self._scheduler.ledger.next_deliverable() is not None
-
-    def _note_interrupt(self, interrupt: BaseException) -> None:
-        """Deliver no more batches if the interrupt came while one was taken. It is harmless during a wait.
-
-        An interrupt is Ctrl-C or any other exception of a signal handler.
-        """
-        receivers = self._receivers  # another thread may close the dispatcher
-        is_receiving = receivers is not None and receivers.inbox.is_taking_in
-        if self._phase is _Phase.TAKING or is_receiving:
-            self._phase = _Phase.BROKEN if self._phase is _Phase.TAKING else _Phase.WAITING
-            error = SwiftLoaderError(
-                f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, so a batch may be lost; "
-                f"make a new loader"
-            )
-            error.__cause__ = interrupt
-            self.fail(error)
 
     # Events and actions -----------------------------------------------------------------------------------------------
 
@@ -376,10 +368,7 @@ class Dispatcher:
             self.act()
 
     def _receive(self, inbox: Inbox, timeout_s: float | None) -> bool:
-        """Wait for events, and let the scheduler handle them. Return whether there were any.
-
-        Raises what a signal handler raised. No event is lost.
-        """
+        """Wait for events, and let the scheduler handle them. Return whether there were any."""
         events = inbox.wait(timeout_s)
         if events:
             now_s = time.monotonic()
@@ -389,10 +378,6 @@ class Dispatcher:
                         self._scheduler.handle(event, now_s)
                     except ProtocolError as error:
                         self._scheduler.handle(ExecutorFailed(error), now_s)
-        inbox.is_taking_in = False
-        if inbox.interrupt is not None:
-            interrupt, inbox.interrupt = inbox.interrupt, None
-            raise interrupt
         return bool(events)
 
     def act(self, *, takes: bool | None = None) -> Delivery | None:
@@ -400,8 +385,6 @@ class Dispatcher:
 
         `takes`: return the next batch, the error or the end in its place, or None if it isn't ready. False: the batch
         stays. None: return nothing. Only the loop's thread gives another one than None.
-
-        If a signal handler raises an exception meanwhile, the next call continues, but what was taken is lost.
         """
         delivery: Delivery | None = None
         garbage: list[Any] = []
@@ -426,9 +409,6 @@ class Dispatcher:
                         to_do.appendleft(action)
                         self._unsent = error
                         break
-                elif isinstance(action, _REPEATABLE):
-                    garbage += self._carry_out(action)
-                    to_do.popleft()
                 else:
                     garbage += self._carry_out(to_do.popleft())
         del garbage  # outside the locks
@@ -466,7 +446,7 @@ class Dispatcher:
                 self.error = self.error or error  # acting may have failed, too
 
     def _receive_or_judge(self, inbox: Inbox) -> None:
-        """Receive events. After too long a wait, judge who the loop waits for. An interrupt at any point is harmless.
+        """Receive events. After too long a wait, judge who the loop waits for.
 
         Raises `WorkerStalled` if no worker has had the batch for too long.
         """
@@ -482,7 +462,6 @@ class Dispatcher:
         if is_quiet and self._note_time() >= watchdog.deadline_s and not self._receive(inbox, 0):
             with self.lock:
                 self._scheduler.tick(time.monotonic())
-            self._take_stalls()  # an interrupt may have left those of an earlier wait
             self.act()
             for stall in sorted(self._take_stalls(), key=lambda stall: not isinstance(stall, str)):  # warnings first
                 if isinstance(stall, BaseException):
@@ -508,12 +487,10 @@ class Dispatcher:
         if self._loop_lock.acquire(blocking=False):
             try:
                 receivers = self._receivers
-                if self._phase is _Phase.IDLE and receivers is not None:
+                if not self.is_dirty and receivers is not None:
+                    self.is_dirty = True  # some of the threads may lead, and others not
                     receivers.hand_over()
-            except BaseException as interrupt:  # some of the threads may lead, and others not
-                self._phase = _Phase.TAKING
-                self._note_interrupt(interrupt)
-                raise
+                    self.is_dirty = False
             finally:
                 self._loop_lock.release()
 
@@ -537,10 +514,8 @@ class Dispatcher:
                 with self.lock:
                     self._scheduler.resize(num_workers, limits)
                 self.act()
-            except BaseException as interrupt:  # some may have been started, and others not
-                error = SwiftLoaderError(f"resize({num_workers}) was interrupted by {interrupt!r}; make a new loader")
-                error.__cause__ = interrupt
-                self.fail(error)
+            except BaseException:  # some may have been started, and others not
+                self.is_dirty = True
                 raise
         self.hand_over_if_idle()  # nobody may be listening to the workers that come and go
 

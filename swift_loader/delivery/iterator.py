@@ -15,7 +15,6 @@ from typing import Any
 
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
-from swift_loader.scheduler.delivery import Delivery
 
 
 class Turn:
@@ -34,26 +33,35 @@ class Turn:
 
 
 class LoopIterator(Iterator[Any]):
-    """Hands out each batch once. If an interrupt comes before that, the subclass says what becomes of the batch."""
+    """Hands out each batch once. It counts when `next` returns it.
+
+    An exception of a signal handler may come at any point. Then it comes out of `next`, and the next call seeks: it
+    goes on with the batch that the loop hasn't got.
+    """
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._taken: Delivery | None = None
-        """A batch that was taken but not handed out. Kept because an interrupt may come in between."""
+        self._is_dirty = False
+        """Whether `next` has left something half done. `_advance` sets it before it does what can't be done twice."""
 
     def _advance(self) -> Any:
-        """Return what has the next `batch`. It is `_taken` and counts as delivered. Raises what comes in its place."""
+        """Return what has the next `batch`. Raises what comes in its place. If this `_is_dirty`, it seeks first."""
         raise NotImplementedError
 
-    def _take_back(self, delivery: Any, error: BaseException) -> None:
-        """Take in that `next` raises this. `delivery`: an interrupt came at the last moment before it was handed out.
-
-        If it came earlier, the batch is `_taken`, and may count as delivered.
-        """
+    def _note(self, taken: Any) -> None:
+        """Count a batch: the loop gets it."""
         raise NotImplementedError
+
+    def _take_back(self, taken: Any) -> None:
+        """Count a batch as not delivered, whether or not it was counted."""
+        raise NotImplementedError
+
+    def _was_waiting(self) -> bool:
+        """Return whether the exception that comes out of `_advance` has ended a mere wait."""
+        return False
 
     def __next__(self) -> Any:
-        turn, delivery = self._turn, None
+        turn, taken = self._turn, None
         if turn.pid != os.getpid():
             turn.begin_in_fork()
         try:
@@ -63,18 +71,22 @@ class LoopIterator(Iterator[Any]):
                         "next() was called while this thread is already within next() of the same loader, by a signal "
                         "handler or by code that builds or decodes a batch. Call next() in the training loop only"
                     )
+                turn.is_taken = True
                 try:
-                    turn.is_taken = True
                     taken = self._advance()
-                    batch, delivery, self._taken = taken.batch, taken, None  # no handler runs once `.batch` is there
-                except BaseException as error:  # here, because the next thread's batch may be the one that is taken
-                    self._take_back(None, error)
+                    batch = taken.batch
+                    self._note(taken)
+                    self._is_dirty = False
+                except BaseException:
+                    if self._is_dirty and taken is None and self._was_waiting():
+                        self._is_dirty = False
                     raise
                 finally:
                     turn.is_taken = False
-        except BaseException as error:
-            if delivery is not None:
-                self._take_back(delivery, error)
+        except BaseException:
+            if taken is not None:
+                self._is_dirty = True
+                self._take_back(taken)
             raise
         return batch
 
@@ -106,17 +118,16 @@ class ShownIterator(LoopIterator):
             else:
                 bar.set_postfix_str(f"{self._waited_s / (asked_s - self._began_s):.0%} waiting for data", refresh=False)
                 bar.update(num_done - bar.n)
-        taken, now_s = super()._advance(), time.perf_counter()
+        try:
+            taken, now_s = super()._advance(), time.perf_counter()
+        except BaseException:
+            with self._drawing():
+                self._bar.close()
+            raise
         self._waited_s += now_s - asked_s
         if bar is None:  # the wait for the first batch doesn't count
             self._began_s, self._waited_s = now_s, 0.0
         return taken
-
-    def _take_back(self, delivery: Any, error: BaseException) -> None:
-        super()._take_back(delivery, error)
-        if self._bar is not None:
-            with self._drawing():
-                self._bar.close()
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:

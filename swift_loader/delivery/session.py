@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections import deque
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +66,6 @@ class Session:
         self._broadcast = broadcast
         if broadcast is not None and target is not None and target.moves:
             broadcast.num_ahead = options.delivery.max_on_device
-        self._unshared: Delivery | None = None
-        """A batch that the other ranks don't have yet, because an interrupt came before."""
         self._options = options
         self._target = target
         self.settings = settings
@@ -75,8 +74,6 @@ class Session:
         """The plan of the current pass. Known after `start`."""
         self.past_plans = PastPlans()
         """Those of all passes."""
-        self.offset = 0
-        """A batch's step in the current pass is its `Delivery.num_before` and this."""
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.observer = Observer(SWIFT_LOADER, enabled=options.report.benchmark)
@@ -145,10 +142,12 @@ class Session:
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def seek(self, begin: Position | None = None, *, awaits_first: bool = False) -> tuple[Position, int]:
+    def seek(
+        self, begin: Position | None = None, done: Set[int] = frozenset(), *, awaits_first: bool = False
+    ) -> tuple[Position, int]:
         """Make the dispatcher build from a position on, by default the run's next pass. Return it, and its step.
 
-        `awaits_first`: see `Dispatcher.begin`.
+        `done`: later steps that are left out. `awaits_first`: see `Dispatcher.begin`.
         """
         run, num_samples = self._run, self.dispatcher.num_samples
         begin = run.next_begin(num_samples) if begin is None else begin
@@ -156,9 +155,8 @@ class Session:
         self.plan, step = plan.resumed_at(begin)
         self.settings = self.plan.settings
         self.past_plans.note(time.perf_counter_ns(), self.plan)
-        self._unshared = None
-        source = PlannedSource(self.plan, begin.epoch, step)
-        self.offset = step - self.dispatcher.begin(source, self.settings, awaits_first=awaits_first)
+        source = PlannedSource(self.plan, begin.epoch, step, done)
+        self.dispatcher.begin(source, self.settings, awaits_first=awaits_first)
         return begin, step
 
     def begin_pass(self) -> PassSource:
@@ -169,14 +167,14 @@ class Session:
         return source
 
     def reopen_pass(self) -> PassSource:
-        """Continue the run's pass without what the run skips by now. Return the same as `begin_pass`.
+        """Continue the run's pass where the loop is, without what it skips by now. Return the same as `begin_pass`.
 
         Batches that were built or moved ahead of the loop are dropped.
         """
         this = self._run.this
         assert this is not None, "it has begun"
-        begin, step = self.seek(this.position)
-        source = self._source(begin.epoch, step)
+        begin, step = self.seek(this.position, this.ahead)
+        source = self._source(begin.epoch, step + len(this.ahead))
         this.replan(self.plan)
         return source
 
@@ -220,13 +218,10 @@ class Session:
 
     def take(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
+        delivery = self.dispatcher.take()
         if self._broadcast is None or not self._broadcast.is_leader:
-            delivery = self.dispatcher.take()
-        else:
-            self._unshared = self._unshared or self.dispatcher.take()
-            delivery = self._hand_on(self._unshared, self._broadcast)
-            self._unshared = None
-        return delivery
+            return delivery
+        return self._hand_on(delivery, self._broadcast)
 
     def _hand_on(self, delivery: Delivery, broadcast: Broadcast) -> Delivery:
         """Give a batch, or the error in its place, to the ranks that share it. Blocks until they want it."""

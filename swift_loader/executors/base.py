@@ -33,12 +33,8 @@ class Inbox:
     """A source of events. One thread at a time uses it. Subclasses wait, and some ring a bell that ends the wait."""
 
     def __init__(self) -> None:
-        self.interrupt: Exception | None = None
-        """What a signal handler raised during `wait`, once the work that it interrupted was repeated. The caller raises
-        it after it has handled the events."""
-        self.is_taking_in = False
-        """Whether events were taken out, but not handled yet. An exception of a signal handler may lose one then. The
-        caller resets it."""
+        self.is_waiting = False
+        """Whether `wait` blocks, so that an exception of a signal handler loses nothing. The caller resets it then."""
         self._is_woken = False
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
@@ -103,6 +99,13 @@ class Executor:
 
         `num_workers`: at least 1. `limits`: how far ahead of the loop they may work. Raises `RuntimeError` if their
         number can't change; nothing has changed then.
+        """
+        raise NotImplementedError
+
+    def renew(self) -> list[Any]:
+        """Start other workers in place of all, which end or are left alone. Of these no event comes any more.
+
+        Blocks until they have ended. Nobody may wait in an inbox. Returns the same as `carry_out`.
         """
         raise NotImplementedError
 

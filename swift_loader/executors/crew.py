@@ -62,7 +62,6 @@ class ThreadInbox(Inbox):
                 break
         while not self._bell.empty():
             self._bell.get()  # an earlier ring: its events are in the deque, or were taken
-        self.is_taking_in = bool(self._events)
         events: list[Event] = []
         while self._events:
             events.append(self._events.popleft())
@@ -74,8 +73,11 @@ class ThreadInbox(Inbox):
             self.num_moves = (self.num_moves + 1) | 1
             if self.num_moves == 1:
                 self.first_block.give(None)
+            self.is_waiting = True
             self._bell.get(timeout=limit_s)
+            self.is_waiting = False
         except queue.Empty:
+            self.is_waiting = False
             return False
         finally:
             self.num_moves = (self.num_moves + 2) & ~1  # even, wherever an interrupt came
@@ -133,6 +135,12 @@ class CrewWorker:
         with self._lock:
             if not self.is_given_up:
                 self.executor.post(events)
+
+    def leave(self) -> None:
+        """Let it end after its current task. Nothing more comes of it."""
+        with self._lock:
+            self.is_given_up = True
+        self.stop()
 
     def let_go(self) -> None:
         """Say that nothing more comes of it. Any thread. Idempotent."""
@@ -262,6 +270,17 @@ class CrewExecutor(Executor, Generic[AWorker]):
         self._events.extend(events)
         for inbox in self._inboxes:
             inbox.ring()
+
+    def renew(self) -> list[Any]:
+        """Leave all workers alone, which end after their current task, and start others."""
+        with self._lock:
+            workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.leave()
+        self._events.clear()
+        for worker_id in range(len(workers)):
+            self._begin(worker_id)
+        return []
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Do what the scheduler decided. See `Executor`."""

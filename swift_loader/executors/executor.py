@@ -119,6 +119,10 @@ class WorkerExecutor(Executor):
         self.fleet.resize(num_workers, limits)
         self.explainer.options = self.fleet.options
 
+    def renew(self) -> list[Any]:
+        """Kill all workers, and start others."""
+        return self.fleet.renew()
+
     def carry_out(self, action: ToDo) -> list[Segment]:
         """Do what the scheduler decided. Returns memory of workers, see `Executor`."""
         fleet = self.fleet

@@ -151,6 +151,11 @@ class Fleet(ABC):
         return 0  # its set-up has failed: only in torch mode, where the length has no meaning
 
     @property
+    def worker_ids(self) -> range:
+        """The ids of the workers that there are to be."""
+        return range(self.options.num_workers)
+
+    @property
     def max_segments(self) -> int:
         """How many segments a worker needs if the user keeps no batch."""
         return self._limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
@@ -235,6 +240,19 @@ class Fleet(ABC):
             worker.memory.max_segments = self.max_segments
         if self.inboxes:
             self._add_inboxes()
+
+    def renew(self) -> list[Segment]:
+        """Kill all workers, and start others. Returns the memory of those before, see `Handle.close`."""
+        workers = list(self.workers.values())
+        for worker in workers:
+            self.forget(worker)
+            self.kill(worker)
+        stop_processes([worker.process for worker in workers])
+        given_up = [segment for worker in workers for segment in self.release(worker)]
+        self.posted.clear()
+        for worker_id in self.worker_ids:
+            self.start_worker(worker_id)
+        return given_up
 
     def reap(self, worker: Handle) -> None:
         """Find out how a worker ended, to which nobody listens any more. An event tells."""

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.errors import EncodeError, NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import ReturnedSlots, WorkerMemory
+from swift_loader.runtime import raise_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.work import StreamWork, Work
@@ -147,10 +148,12 @@ class Handle:
         """Send a task. If its keys are too many to be sent, the batch gets an error."""
         try:
             self._send(task.pack())
-        except (NoDescriptorsLeft, ProtocolError) as error:
+        except (EncodeError, NoDescriptorsLeft, ProtocolError) as error:
+            raise_interrupt(error)
             if task.indices is None:
                 raise
-            task.indices = LostKeys(f"the keys of a batch can't be sent: {error}")
+            is_whole = isinstance(error, EncodeError)
+            task.indices = LostKeys(str(error) if is_whole else f"the keys of a batch can't be sent: {error}")
             self._send(task.pack())
 
     def note_answer(self) -> None:
@@ -200,8 +203,8 @@ class Handle:
         self.memory.add(made.slot, segment)
         return segment
 
-    def drain(self, reader: Any, inbox: Any, events: list[Any]) -> None:
-        """Add the events of all answers that are here, if it has no pipe. `inbox` gets what interrupts the decoding."""
+    def drain(self, reader: Any, events: list[Any]) -> None:
+        """Add the events of all answers that are here, if it has no pipe."""
         raise NotImplementedError
 
     def close(self) -> list[Segment]:

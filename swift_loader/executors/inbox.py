@@ -63,7 +63,7 @@ class WorkerInbox(Inbox):
         while self._posted:
             posted = self._posted.popleft()
             if isinstance(posted, Handle):
-                posted.drain(self._reader, self, events)
+                posted.drain(self._reader, events)
             else:
                 events.append(posted)
 
@@ -71,7 +71,7 @@ class WorkerInbox(Inbox):
         """Add the event of the worker's next message; or of all of them, and of its end, if its process has ended."""
         try:
             while (received := worker.channel.receive(wait=False)) is not None:
-                event = self._reader.read(worker, received, self)
+                event = self._reader.read(worker, received)
                 if event is not None:
                     events.append(event)
                 if not all_of_it:

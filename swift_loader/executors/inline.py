@@ -219,6 +219,12 @@ class InlineExecutor(Inbox, Executor):
         """Raise: there are no workers."""
         raise RuntimeError(f"batches are built in the calling thread, so there can't be {num_workers} workers")
 
+    def renew(self) -> list[Any]:
+        """Forget the tasks."""
+        self._tasks.clear()
+        self._events = [Ready(_WORKER, _WORKER)]
+        return []
+
     def carry_out(self, action: ToDo) -> list[Any]:
         """Keep a task for `wait`."""
         assert isinstance(action, Send), f"the calling thread can't be stopped or replaced: {action}"
@@ -233,19 +239,14 @@ class InlineExecutor(Inbox, Executor):
     # Its inbox --------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Build the next batch. Return nothing if there is no time or no task.
-
-        Raises what a signal handler raised. The next call builds the batch then.
-        """
+        """Build the next batch. Return nothing if there is no time or no task. Raises what a signal handler raised."""
         builder = self._builder  # another thread may call close() meanwhile
         if not self._events and self._tasks and builder is not None and timeout_s is None:
             task = self._tasks[0]
             is_needed = task.generation == self._current[0]
             answer: list[Event] = self._build(builder, task) if is_needed else [Skipped(_WORKER, task.generation)]
-            self.is_taking_in = True  # from here on, an interrupt would lose the answer
             self._tasks.popleft()
             return answer
-        self.is_taking_in = bool(self._events)
         events, self._events = self._events, []
         return events
 

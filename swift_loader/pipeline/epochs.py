@@ -102,18 +102,23 @@ class Position:
     """After the last result that the loop got; None: before the first."""
     is_over: bool = False
     """Whether the loop got all results of the epoch."""
+    got: Place | None = None
+    """The place after the result that the loop got last, if `settle` hasn't moved there."""
 
     @property
     def epoch(self) -> int:
         """The epoch that the loop is in."""
         return self.begun.epoch
 
-    def advance(self, place: Place, chain: Chain) -> None:
-        """Move to the place after a result. Source states before it aren't needed any more."""
-        self.place = place
-        for states, (epoch, number) in zip(self.sources, chain.origin.sources_at(place[0], self.epoch), strict=True):
-            if states and number is not None:
-                states.latest((epoch, number))
+    def settle(self, chain: Chain) -> None:
+        """Move to the place after what the loop has got. Source states before it aren't needed any more."""
+        if (place := self.got) is not None:
+            self.place = place
+            places = chain.origin.sources_at(place[0], self.epoch)
+            for states, (epoch, number) in zip(self.sources, places, strict=True):
+                if states and number is not None:
+                    states.latest((epoch, number))
+            self.got = None
 
     def to_state(self, chain: Chain) -> PipelineState:
         """Return the state of this position."""
@@ -149,49 +154,65 @@ class PipelineIterator(LoopIterator):
         """Begin nothing yet."""
         super().__init__(Turn())
         self._chain = epochs.chain
-        self._epochs: Epochs | None = epochs
-        """None once it has begun, so that the pipeline may go."""
+        self._epochs = epochs
         self._position: Position | None = None
+        """None before the first `next`."""
         self.run: Run | None = None
         """What runs; None before the first `next`, and once it was closed or handed over."""
         self._idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
+        self.position_before = epochs.position
+        """That of the last iterator when this one was to begin."""
         self._votes: RankVotes | None = None
         self._num_votes = 0
         self._error: BaseException | None = None
         self._closing: weakref.finalize[..., PipelineIterator] | None = None
 
     def _advance(self) -> Item:
-        if self._error is not None:
-            raise self._error
-        run, epochs = self.run, self._epochs  # another thread may close the pipeline meanwhile
+        run, position = self.run, self._position  # another thread may close the pipeline meanwhile
         if run is not None:
             run.owner.check()
-        elif epochs is None:
-            raise self._error or StopIteration
-        item = self._of_all(None) if epochs is None else self._first(epochs)
-        if item is None:
+        if self._error is not None:
+            raise self._error
+        if position is not None and position.is_over:
             raise StopIteration
-        assert self._position is not None, "it has begun"
-        self._position.advance(item.after, self._chain)
+        if position is not None:
+            position.settle(self._chain)
+        was_dirty, self._is_dirty = self._is_dirty, True
+        try:
+            if was_dirty:
+                self._seek()
+            item = self._of_all(None) if self._position is not None else self._first(self._epochs)
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) and not is_interrupt(error):
+                self._error, self._is_dirty = error, False
+                self.close()
+            raise
+        if item is None:
+            self._is_dirty = False
+            raise StopIteration
         return item
 
-    def _take_back(self, delivery: Item | None, error: BaseException) -> None:
-        """End the pass: an item may be lost. What a signal handler raised comes once, then an error of ours."""
-        if delivery is None and isinstance(error, StopIteration):
-            return
-        self._error = error
-        if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
-            self._error = SwiftLoaderError(
-                f"the loop was interrupted ({type(error).__name__}) while it took an item, so the pipeline was closed; "
-                f"iterate over it again"
-            )
-            self._error.__cause__ = error
-        self.close()
+    def _note(self, taken: Item) -> None:
+        assert self._position is not None, "it has begun"
+        self._position.got = taken.after
+
+    def _take_back(self, taken: Item) -> None:  # noqa: ARG002 - another run gives it again
+        assert self._position is not None, "it has begun"
+        self._position.got = None
+
+    def _seek(self) -> None:
+        """Have another run go on where the loop is, after an exception that may have ended this one's generators."""
+        run, self.run = self.run, None
+        if self._closing is not None:
+            run_finalizer(self._closing)
+        if run is not None:
+            run.items, run.passes = iter(()), iter(())
+        self._position = self._epochs.reopen(self)
 
     def _first(self, epochs: Epochs) -> Item | None:
         """Begin, and return the first item; None if there is none."""
-        self._epochs, self._votes = None, epochs.votes()
+        self._votes, self.position_before = epochs.votes(), epochs.position
         item = self._of_all(epochs)
         if item is None and self._position is not None and self._position.passes_end:
             self._num_votes = 0
@@ -226,8 +247,9 @@ class PipelineIterator(LoopIterator):
         return position
 
     def own(self, run: Run) -> None:
-        """Close this run at the end. Called before it starts anything, so that no interrupt comes in between."""
+        """Use this run, and close it at the end. Called before it starts anything."""
         self._closing = weakref.finalize(self, run.close)
+        self.run = run
 
     def _pull(self) -> Item | None:
         """Return the next item; None at the end of the epoch."""
@@ -258,7 +280,6 @@ class PipelineIterator(LoopIterator):
         is_over = self._position is not None and self._position.is_over
         if self._error is None and not is_over:
             self._error = LoaderClosed("the pipeline was closed; iterate over it again")
-        self._epochs = None
         if self._closing is not None:
             run_finalizer(self._closing)
         if (run := self.run) is not None:
@@ -267,7 +288,7 @@ class PipelineIterator(LoopIterator):
 
     def __repr__(self) -> str:
         where = "" if self._position is None else f", epoch {self._position.epoch}"
-        state = "fresh" if self._epochs is not None else "closed" if self.run is None else "running"
+        state = "running" if self.run is not None else "fresh" if self._position is None else "closed"
         return f"<PipelineIterator: {state}{where}>"
 
 
@@ -339,13 +360,43 @@ class Epochs:
             run = self._open(state, iterator)
         ends_together = self.chain.equal_batches or all(split.ends_together for split in self.chain.splits)
         passes_end = state.place is not None and self._chosen is None and ends_together
+        position = self._position_of(run, state, passes_end=passes_end)
+        following = state.epoch + 1
+        # No handler runs between these.
         self._loaded = self._chosen = None
+        self.position, self.tally, self._next_epoch = position, run.tally, following
+        return run, position, self._idle
+
+    def _position_of(self, run: Run, state: PipelineState, *, passes_end: bool) -> Position:
         shards = [split.place for split in self.chain.splits]
         begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=(), shards=shards)
-        self.position = Position(begun, run.sources, passes_end, state.place)
-        self.tally = run.tally
-        self._next_epoch = state.epoch + 1
-        return run, self.position, self._idle
+        return Position(begun, run.sources, passes_end, state.place)
+
+    def reopen(self, iterator: PipelineIterator) -> Position | None:
+        """Open another run for an iterator, where its loop is. Return the position; None if it hasn't begun.
+
+        Raises `SwiftLoaderError` if an item may be lost, because the source or the order of the results can't be
+        repeated.
+        """
+        before = self.position
+        if before is None or before is iterator.position_before:
+            return None
+        if any(plain.is_iterator and plain.past.has_given for plain in self.chain.origin.plains):
+            reason = "the source gives its items only once"
+        elif not self.chain.is_exact:
+            reason = "results come in the order of completion"
+        elif self._latest is None or self._latest() is not iterator:
+            reason = "another iterator has begun"
+        else:
+            state = self.state()
+            run = self._open(state, iterator)
+            position = self._position_of(run, state, passes_end=before.passes_end)
+            self.position, self.tally = position, run.tally
+            return position
+        raise SwiftLoaderError(
+            f"the loop was interrupted while it took an item, which may be lost because {reason}; iterate over the "
+            f"pipeline again"
+        )
 
     def votes(self) -> RankVotes | None:
         """Return what lets the ranks end together; None if they needn't. The first time, it waits for all of them."""
@@ -431,6 +482,7 @@ class Epochs:
         position = self.position
         if position is None:
             return self._at_start(self._next_epoch, told=self._told)
+        position.settle(self.chain)
         chosen = self._chosen
         if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
             return self._at_start(chosen, position.begins(), self._told)

@@ -4,7 +4,7 @@ which the passes of loaders and samplers begin. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -152,9 +152,11 @@ class PlannedPass:
     first_step: int
     """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
     num_steps: int
-    """Steps of the epoch that are done, including those before the pass."""
+    """How many first steps of the epoch are done, including those before the pass."""
     num_batches: int
     """Batches of the whole epoch, including those before the first step."""
+    ahead: Set[int] = frozenset()
+    """Later steps that are done, too, because they came out of order."""
     is_ended: bool = False
     """Whether the loop has met the end of the epoch, where another rank may have one more batch."""
 
@@ -165,6 +167,26 @@ class PlannedPass:
         if self.is_ended:
             return self.plan.end_of(epoch)
         return self.begin if self.num_steps == self.first_step else self.plan.position_after(epoch, self.num_steps - 1)
+
+    @property
+    def num_done(self) -> int:
+        """Steps of the epoch that are done, including those before the pass."""
+        return self.num_steps + len(self.ahead)
+
+    def note(self, step: int) -> None:
+        """Count a step as done."""
+        if step == self.num_steps and not self.ahead:  # nearly always
+            self.num_steps = step + 1
+            return
+        ahead, first = self.ahead | {step}, self.num_steps
+        while first in ahead:
+            first += 1
+        self.num_steps, self.ahead = first, frozenset(step for step in ahead if step > first)
+
+    def take_back(self, step: int) -> None:
+        """Count a step as not done. Idempotent."""
+        done = {*range(step, self.num_steps), *self.ahead} - {step}
+        self.num_steps, self.ahead = min(step, self.num_steps), frozenset(done)
 
     def replan(self, plan: Plan) -> None:
         """Go on with a plan whose steps up to here are the same."""
@@ -290,7 +312,7 @@ class Run(EpochRule):
     @property
     def is_partly_delivered(self) -> bool:
         """Whether a pass has delivered some but not all of its batches, and no other epoch was chosen since."""
-        return self.is_in_pass and self.this is not None and self.this.num_steps > self.this.first_step
+        return self.is_in_pass and self.this is not None and self.this.num_done > self.this.first_step
 
     def next_begin(self, num_samples: int) -> Position:
         """Return where the next pass begins, given the dataset's length, unless another epoch is chosen until then."""

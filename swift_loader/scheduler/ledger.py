@@ -27,8 +27,8 @@ from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 class Ledger:
     """The batches in flight."""
 
-    def __init__(self, limits: Limits) -> None:
-        """Begin with nothing in flight."""
+    def __init__(self, limits: Limits, generation: int = 0) -> None:
+        """Begin with nothing in flight. `generation`: the last one so far."""
         self._limits = limits
         self.queues = Queues(limits)
         """The workers' tasks."""
@@ -36,7 +36,7 @@ class Ledger:
         """What hands out the work of the current generation."""
         self._planned: Work | None = None
         """Handed out by the source, but not assigned yet."""
-        self.generation = 0
+        self.generation = generation
         """The current generation. Answers of earlier ones are dropped."""
         self._batches: dict[int, Delivery] = {}
         """The batches in flight by sequence, in that order."""

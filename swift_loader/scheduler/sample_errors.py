@@ -75,8 +75,9 @@ class SampleErrors:
         self._first: SampleFailure | None = None
         self._by_type: Counter[str] = Counter()
         """Failures of the current pass, by the exception's type."""
-        self._noted: Sequence[SampleFailure] = ()
-        """Those of the last batch. An interrupt may come before the loop gets it, and it is noted again then."""
+        self._noted: tuple[int, int] | None = None
+        """Of which epoch and step they were noted last. A batch comes again if an interrupt came before the loop got
+        it."""
 
     @property
     def kept(self) -> list[SampleFailure]:
@@ -87,7 +88,7 @@ class SampleErrors:
         """Reset the count for a pass through an epoch. `num_samples` is this rank's share of it."""
         self._epoch = epoch
         self._num_samples = num_samples
-        self._first = None
+        self._first = self._noted = None
         self._by_type.clear()
 
     def note(self, failures: Sequence[SampleFailure]) -> None:
@@ -95,12 +96,13 @@ class SampleErrors:
 
         Raises `TooManyErrors` if the pass now has more than `max_errors` allows.
         """
-        if failures is not self._noted:
+        place = failures[0].epoch, failures[0].step
+        if place != self._noted:
             kinds = Counter(failure.reason.partition(":")[0].rpartition(".")[2] for failure in failures)
             kept, by_type = deque((*self._kept, *failures), MAX_KEPT_FAILURES), self._by_type + kinds
             first = self._first or failures[0]
             # No signal handler runs within this line.
-            self._noted, self._kept, self._by_type, self._first = failures, kept, by_type, first
+            self._noted, self._kept, self._by_type, self._first = place, kept, by_type, first
         num_failed, limit = self._by_type.total(), self._max_errors
         if limit is None:
             return

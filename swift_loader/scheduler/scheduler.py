@@ -226,6 +226,14 @@ class Scheduler:
         self.ledger, self._actions = Ledger(self.limits), []
         return dropped
 
+    def renew(self) -> list[Any]:
+        """Forget all workers and what is in flight, because others are started. Return the same as `begin`."""
+        dropped = [*self.ledger.in_flight(), *self._actions]
+        self.ledger = Ledger(self.limits, self.ledger.generation)
+        self._workers, self._actions = {}, []
+        self._starting = set(range(self._num_wanted or 0))
+        return dropped
+
     # Any thread's side
 
     def resize(self, num_workers: int, limits: Limits) -> None:
@@ -355,8 +363,8 @@ class Scheduler:
 
     def _take_ended(self, event: messages.Ended, now_s: float) -> None:
         worker = self._workers.get(event.worker)
-        if worker is None:
-            raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
+        if worker is None:  # of one that was there before others took its place
+            return
         was_dismissed = worker.state is WorkerState.PARTING
         worker.move(WorkerMove.END)
         is_given_up = worker.stall is not None and (self._settings.leaves_stalled_out or worker.stall.is_of_sample)

@@ -9,8 +9,7 @@ A source hands out work in the order of delivery.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from typing import Any, NamedTuple
 
 from swift_loader.sampling.plan import Plan
@@ -80,10 +79,12 @@ class WorkSource:
 class PlannedSource(WorkSource):
     """The batches of a plan from a position on, across the ends of epochs, without end."""
 
-    def __init__(self, plan: Plan, epoch: int, step: int) -> None:
-        """Begin at a batch."""
-        self._plan = plan
+    def __init__(self, plan: Plan, epoch: int, step: int, done: Set[int] = frozenset()) -> None:
+        """Begin at a batch. `done`: later steps of the same epoch that are left out."""
+        self._plan, self._done = plan, done
         self._begin = epoch, step
+        self.leaves_out = bool(done)
+        """Whether steps are left out."""
         self._epoch, self._step = epoch, step
         self._stop = plan.num_batches(epoch)
         self._first_regular = max(epoch, plan.last_irregular_epoch) + 1
@@ -92,10 +93,12 @@ class PlannedSource(WorkSource):
 
     def next(self) -> PlannedWork | None:
         """Return the next work; None if no epoch has any."""
+        while self._step in self._done:
+            self._step += 1
         while self._step >= self._stop:
             if not self._num_regular:
                 return None
-            self._epoch, self._step = self._epoch + 1, 0
+            self._epoch, self._step, self._done = self._epoch + 1, 0, frozenset()
             is_regular = self._epoch >= self._first_regular
             self._stop = self._num_regular if is_regular else self._plan.num_batches(self._epoch)
         work = PlannedWork(self._epoch, self._step)
@@ -107,7 +110,9 @@ class PlannedSource(WorkSource):
         position = self._position_after(num_delivered)
         # Out of order, a count tells which batches were delivered only between two epochs.
         is_known = in_order or not num_delivered or not position[1]
-        return is_known and isinstance(other, PlannedSource) and position == other._position_after(0)  # noqa: SLF001
+        if not isinstance(other, PlannedSource) or self.leaves_out or other.leaves_out:
+            return False
+        return is_known and position == other._position_after(0)  # noqa: SLF001
 
     def _position_after(self, num_delivered: int) -> tuple[int, int]:
         epoch, step = self._begin[0], self._begin[1] + num_delivered
@@ -116,36 +121,6 @@ class PlannedSource(WorkSource):
         if epoch < self._first_regular or not self._num_regular:
             return epoch, step
         return epoch + step // self._num_regular, step % self._num_regular
-
-
-class IndexQueue(WorkSource):
-    """Work that the loop's thread has drawn. A sampler is the user's code, so no other thread may run it."""
-
-    def __init__(self, epoch: int, num_workers: int, *, in_order: bool) -> None:
-        """Be empty. With `in_order`, worker i builds every n-th batch from batch i on, as with torch.
-
-        Then a dataset that has a generator of its own in each worker draws the same in each run. Otherwise any worker
-        builds any batch.
-        """
-        self._epoch = epoch
-        self._num_workers = num_workers if in_order else 0
-        self._drawn: deque[IndexWork] = deque()
-
-    def unbind(self) -> None:
-        """Let any worker build any batch that isn't handed out yet. Any thread."""
-        self._num_workers = 0
-
-    def put(self, step: int, indices: Any) -> None:
-        """Add the next batch."""
-        worker_id = step % self._num_workers if self._num_workers else None
-        self._drawn.append(IndexWork(self._epoch, step, indices, worker_id))
-
-    def next(self) -> IndexWork | None:
-        """Return the next work; None if nothing more is drawn yet."""
-        if not self._drawn:
-            return None
-        work = self._drawn.popleft()
-        return work if self._num_workers or work.worker_id is None else work._replace(worker_id=None)
 
 
 class StreamRounds(WorkSource):

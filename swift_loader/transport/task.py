@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.errors import EncodeError
 from swift_loader.transport.messages import Message, packed
 
 # The dataset indices of a batch as an array. Pure.
@@ -85,4 +86,4 @@ def _pickled(keys: Any) -> bytes:
         return pickle.dumps(keys, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # the user's classes raise all sorts; the batch gets the error
         reason = f"the keys of a batch, a {type(keys).__name__}, can't be sent: {type(error).__name__}: {error}"
-        return pickle.dumps(LostKeys(reason))
+        raise EncodeError(reason) from error

@@ -69,18 +69,18 @@ class PipeInbox(WorkerInbox):
         while True:
             workers = self._workers
             try:
+                self.is_waiting = True
                 ready: list[Any] = wait([self._bell, *workers], 0 if self._is_woken else limit_s)
+                self.is_waiting = False
             except (OSError, ValueError):
                 if self.is_closed:  # a signal handler closed it meanwhile
                     return events
                 if workers is not self._workers:  # another thread closed the pipe of a worker that is gone
                     continue
                 raise
-            self.is_taking_in = True
             self._take_in(ready, events)
             if events or self._is_woken or self.is_closed or not ready:
                 return events
-            self.is_taking_in = False  # there was only what is no event: look for more
             limit_s = None if timeout_s is None else 0.0
 
     def _take_in(self, ready: list[Any], events: list[Event]) -> None:
@@ -192,7 +192,7 @@ class InterpreterFleet(Fleet):
         assert self._reader is not None
         assert self._first_build is not None
         with suppress(FileNotFoundError):  # it has ended since then, which is an event
-            event = self._reader.read(self.workers[0], self._first_build[2], self.inboxes[0])
+            event = self._reader.read(self.workers[0], self._first_build[2])
             if event is not None:
                 self.post(event)
         self.listen_to_all()

@@ -94,12 +94,13 @@ class EpollInbox(WorkerInbox):
         events: list[Event] = []
         while True:
             try:
+                self.is_waiting = True
                 ready = self._epoll.poll(0 if self._is_woken else limit_s, _MAX_EVENTS)
+                self.is_waiting = False
             except (OSError, ValueError):
                 if self.is_closed:  # a signal handler closed it meanwhile
                     return events
                 raise
-            self.is_taking_in = True
             is_sent = False
             for descriptor, mask in ready:
                 worker = self._workers.get(descriptor)
@@ -117,7 +118,6 @@ class EpollInbox(WorkerInbox):
                     self._take_posted(events)
             if events or self._is_woken or not ready or is_sent:
                 return events
-            self.is_taking_in = False  # there were only messages that are no events: look for more
             limit_s = None if timeout_s is None else 0.0
 
     def ring(self) -> None:
@@ -218,6 +218,19 @@ class TemplateFleet(Fleet):
         return super().processes()
 
     # Acting -----------------------------------------------------------------------------------------------------------
+
+    def renew(self) -> list[Segment]:
+        """Kill all workers, and start others; see `Fleet`."""
+        templates = self.starter.templates
+        if templates and templates[0].is_gone:
+            self.starter.replace_template()  # its end may have got lost
+        self.starter.call(self._leave_workers).result()
+        return super().renew()
+
+    def _leave_workers(self) -> None:
+        """Look after no worker any more. On the starter's thread, so those that were to be started have started."""
+        for worker in self.workers.values():
+            self.starter.unwatch(worker.process.diagnostics.fileno())
 
     def reap(self, worker: Handle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""

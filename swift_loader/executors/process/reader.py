@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import DatasetMismatch, ProtocolError
-from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle, ResumePoints
 from swift_loader.executors.wording import BEFORE_TASKS, Explainer
 from swift_loader.metrics.metrics import Metrics
@@ -148,15 +147,14 @@ class MessageReader:
         self.largest_batch_nbytes = 0
         """Of the batches that workers have sent; 0 before the first."""
 
-    def read(self, worker: Handle, received: Received, inbox: Inbox) -> Event | None:
+    def read(self, worker: Handle, received: Received) -> Event | None:
         """Return the event of a message; None if it is of no interest to the scheduler.
 
-        `inbox` gets the exception of a signal handler that interrupted the decoding of a batch. Raises `ProtocolError`
-        if the message is invalid.
+        Raises `ProtocolError` if the message is invalid.
         """
         match message := unpack(received.data):
             case Batch():
-                return self.read_batch(worker, message, inbox)
+                return self.read_batch(worker, message)
             case messages.SegmentMade():
                 segment = worker.add_segment(message, received.descriptors)
                 if self.page_lock is not None:
@@ -199,7 +197,7 @@ class MessageReader:
         worker.note_answer()
         return Answered(worker.serial, failure.generation, failure.sequence, error=error)
 
-    def read_batch(self, worker: Handle, batch: Batch, inbox: Inbox) -> Event:
+    def read_batch(self, worker: Handle, batch: Batch) -> Event:
         """Return the event of a batch that a worker announces, see `read`."""
         started_ns = time.perf_counter_ns()
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
@@ -211,7 +209,7 @@ class MessageReader:
         error = None
         task = worker.tasks[0] if worker.tasks else None
         if self._explainer.is_needed(batch.generation):
-            error = self._decode(worker, batch, inbox, answer)
+            error = self._decode(worker, batch, answer)
         else:
             worker.memory.discard(batch)
         decode_ns = time.perf_counter_ns() - started_ns
@@ -222,21 +220,22 @@ class MessageReader:
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return answer
 
-    def _decode(self, worker: Handle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
-        """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one."""
+    def _decode(self, worker: Handle, batch: Batch, answer: Answered) -> Exception | None:
+        """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one.
+
+        Raises what a signal handler raised.
+        """
         if self.page_lock is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self.page_lock.lock(segment)
         memory, answer.lease = worker.memory.lend(batch)
-        was_interrupted = False
-        while True:
-            try:
-                if not is_inference_mode():
-                    answer.batch = self._batches.read(batch, memory)
-                    return None
-                with ordinary_tensors():
-                    answer.batch = self._batches.read(batch, memory)
+        try:
+            if not is_inference_mode():
+                answer.batch = self._batches.read(batch, memory)
                 return None
-            except Exception as error:
-                if was_interrupted or not is_interrupt(error):
-                    return error
-                inbox.interrupt, was_interrupted = error, True  # raised once the batch was decoded again
+            with ordinary_tensors():
+                answer.batch = self._batches.read(batch, memory)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            return error
+        return None

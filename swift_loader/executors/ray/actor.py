@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
-from swift_loader.executors.base import Inbox
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
@@ -261,21 +260,21 @@ class ActorHandle(Handle):
         described: str = self.process.describe()
         return described
 
-    def drain(self, reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
-        """Add the events of all answers that are here. `inbox` gets what interrupts the decoding."""
+    def drain(self, reader: MessageReader, events: list[Event]) -> None:
+        """Add the events of all answers that are here."""
         while (answer := self.channel.take()) is not None:
             if isinstance(answer, Reply):
                 self.memory.arrive(answer.memory)
-                self._read(answer.messages, reader, inbox, events)
+                self._read(answer.messages, reader, events)
             elif answer.is_lost:
                 events.append(Disconnected(self.serial, self.worker_id))
             else:
                 events.append(self._failure(answer.error))
 
-    def _read(self, messages: Sequence[bytes], reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
+    def _read(self, messages: Sequence[bytes], reader: MessageReader, events: list[Event]) -> None:
         try:
             for message in messages:
-                event = reader.read(self, Received(self._in_our_time(message), []), inbox)
+                event = reader.read(self, Received(self._in_our_time(message), []))
                 if event is not None:
                     events.append(event)
         except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them

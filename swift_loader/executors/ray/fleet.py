@@ -112,12 +112,17 @@ class ActorFleet(Fleet):
                     self._payload = self._connection.ray.put(ActorPayload(packed, import_path(), directory))
                     self._actor_class = self._make_class()
                 self._began_s = time.monotonic()
-                for worker_id in range(self.options.num_local, self.options.num_workers):
+                for worker_id in self.worker_ids:
                     self._start(worker_id)
             except BaseException:
                 if not self.is_open:  # it was closed meanwhile, maybe before there was a connection
                     self._disconnect()
                 raise
+
+    @property
+    def worker_ids(self) -> range:
+        """Those of the actors come after those of processes."""
+        return range(self.options.num_local, self.options.num_workers)
 
     def _make_class(self) -> Any:
         wanted = self._wanted
@@ -476,6 +481,10 @@ class MixedFleet(Fleet):
         self.options = replace(self.options, num_workers=num_workers)
         self.local.resize(min(num_workers, self.options.num_local), limits)
         self.remote.resize(num_workers, limits)
+
+    def renew(self) -> list[Segment]:
+        """Kill all workers, and start others."""
+        return [*self.remote.renew(), *self.local.renew()]
 
     def replace_template(self) -> None:
         """Replace the template of the processes."""

@@ -40,8 +40,8 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import IndexQueue, StreamRounds, StreamWork, WorkSource
-from tests.support.work import planned
+from swift_loader.scheduler.work import StreamRounds, StreamWork, WorkSource
+from tests.support.work import IndexQueue, planned
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
 

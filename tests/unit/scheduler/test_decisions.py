@@ -119,7 +119,6 @@ def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> No
         StreamEnded(0, 1, 0),
         Ready(0, 0),
         Ended(0, DEATH),
-        Ended(5, DEATH),
     ],
 )
 def test_an_event_that_makes_no_sense_is_refused(event: Answered | Skipped | StreamEnded | Ready | Ended) -> None:

@@ -4,8 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.scheduler.work import (
-    IndexQueue,
-    IndexWork,
     PlannedWork,
     StreamRounds,
     StreamWork,
@@ -13,16 +11,6 @@ from swift_loader.scheduler.work import (
     WorkSource,
 )
 from tests.support.work import planned
-
-
-@given(first_step=st.integers(0, 9), num_workers=st.integers(1, 4))
-def test_in_order_the_workers_take_turns_from_the_epochs_first_batch_on(first_step: int, num_workers: int) -> None:
-    queue = IndexQueue(3, num_workers, in_order=True)
-    for step in range(first_step, first_step + 9):
-        queue.put(step, [step])
-    for step in range(first_step, first_step + 9):
-        assert queue.next() == IndexWork(3, step, [step], step % num_workers)
-    assert queue.next() is None
 
 
 def test_shards_take_turns_after_the_last_worker() -> None:
