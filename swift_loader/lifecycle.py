@@ -555,6 +555,8 @@ class EpochIterator(LoopIterator):
         self._source: PassSource | None = None
         """None until it has begun, and once it has failed."""
         self._error: BaseException | None = None
+        self._is_dirty = False
+        """Whether `next` has left something half done."""
         self._is_tuned = lifecycle.options.delivery.is_auto
 
     def _advance(self) -> Delivery:
@@ -595,14 +597,17 @@ class EpochIterator(LoopIterator):
         assert this is not None and work is not None  # noqa: PT018 - it has begun
         this.note(work.step)
         self._lifecycle.note_delivery(work.step, taken.failures)
+        self._is_dirty = False
 
     def _take_back(self, taken: Delivery) -> None:
+        self._is_dirty = True
         if self._this is not None and taken.work is not None and self.is_active:
             self._this.take_back(taken.work.step)
             self._lifecycle.take_back(taken.work.step)
 
-    def _was_waiting(self) -> bool:
-        return self._session.dispatcher.was_waiting
+    def _take_in(self) -> None:
+        if self._is_dirty and self._session.dispatcher.note_wait():
+            self._is_dirty = False
 
     def _begin(self) -> None:
         """Begin the pass if it is fresh, or raise why it gives no batches."""

@@ -162,10 +162,6 @@ class Epoch:
         """Return whether the next `take` gives what the loop hasn't got, although this `is_dirty`."""
         return False
 
-    def was_waiting(self) -> bool:
-        """Return whether the exception that comes out of `take` has ended a mere wait."""
-        return self.workers is not None and self.workers.dispatcher.was_waiting
-
     def next_of_all(self, votes: RankVotes) -> Delivery:
         """Return the next batch if all ranks have one. An error in a batch's place counts as one."""
         if self.is_over:
@@ -195,8 +191,8 @@ class Epoch:
         return delivery
 
     def take_back(self, taken: Delivery) -> None:  # noqa: ARG002 - an epoch may keep it
-        """Take in that the loop didn't get what was taken. It `is_dirty` now."""
-        self.got = None
+        """Take in that the loop didn't get what was taken."""
+        self.got, self.is_dirty = None, True
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -309,7 +305,14 @@ class SamplerWork(WorkSource):
 
     def note(self, step: int) -> None:
         """Take a step as behind the loop. Idempotent."""
+        if step == self.num_done and not self.ahead:  # nearly always
+            # No handler runs between these two.
+            self.state_at_done = self._states[step]
+            self.num_done = step + 1
         self.drawn.pop(step, None)
+        if step < self.num_done:
+            self._states.pop(step, None)
+            return
         done, states = {*self.ahead, step}, self._states
         while (number := self.num_done) in done and number in states:
             self.state_at_done, self.num_done = states[number], number + 1
@@ -493,15 +496,6 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         self._num_yielded = self._num_left_out = 0
         self._bar = None  # of `ShownIterator`
 
-    @property
-    def _is_dirty(self) -> bool:
-        return self._epoch.is_dirty
-
-    @_is_dirty.setter
-    def _is_dirty(self, is_dirty: bool) -> None:
-        if hasattr(self, "_epoch"):
-            self._epoch.is_dirty = is_dirty
-
     def _advance(self) -> Delivery:
         if self._hangs is not None:
             raise self._hangs
@@ -533,13 +527,17 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _note(self, taken: Delivery) -> None:  # noqa: ARG002 - the epoch knows it
         self._num_yielded += 1
-        self._epoch.got = self._epoch.taken
+        epoch = self._epoch
+        epoch.got = epoch.taken
+        epoch.is_dirty = False
 
     def _take_back(self, taken: Delivery) -> None:
         self._epoch.take_back(taken)
 
-    def _was_waiting(self) -> bool:
-        return self._epoch.was_waiting()
+    def _take_in(self) -> None:
+        workers = self._epoch.workers
+        if workers is not None and workers.dispatcher.note_wait():
+            self._epoch.is_dirty = False
 
     def _seek(self, loader: Any) -> None:
         """Go on with the batch that the loop hasn't got, after an exception that came at what can't be done twice."""

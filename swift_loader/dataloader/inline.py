@@ -228,7 +228,7 @@ class InlineEpoch(Epoch):
 
     def take_back(self, taken: Delivery) -> None:
         """Keep it for the next `take`."""
-        self._built, self.got = taken, None
+        self._built, self.got, self.is_dirty = taken, None, True
 
     def goes_on(self) -> bool:
         """Return whether the next `take` gives what the loop hasn't got.
@@ -263,9 +263,10 @@ class InlineEpoch(Epoch):
             return self._unused
         begun = self._begun_at
         if self._is_fetching and self._is_stream:  # nobody knows how far it is: from where it began, all are read again
+            if self._samples is not None:
+                return replace(begun, next_batch=self._num_fetched)
             num_read = self._num_fetched - self._num_before
-            counts = {"num_since": begun.num_since + num_read, "num_batches": begun.num_batches + num_read}
-            return replace(begun, **counts) if self._samples is None else replace(begun, next_batch=self._num_fetched)
+            return replace(begun, num_since=begun.num_since + num_read, num_batches=begun.num_batches + num_read)
         shared = self._samples if self._is_stream else None
         if not self._saves:
             return WorkerSnapshot(next_batch=None if shared is None else shared.turn)

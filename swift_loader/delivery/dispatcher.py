@@ -108,8 +108,8 @@ class Dispatcher:
         self.is_dirty = False
         """Whether the loop's thread is at what an exception would leave half done, or has left it so. `begin` has other
         workers do the work then. The loop's thread writes it, others read it with the loop lock."""
-        self.was_waiting = False
-        """Whether an exception that came out of `take` has ended a mere wait, so that nothing has changed."""
+        self._was_waiting = False
+        """See `note_wait`."""
 
     @property
     def num_ready(self) -> int:
@@ -260,17 +260,16 @@ class Dispatcher:
         Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
         what the user's code raised. So any exception that is raised comes from a signal handler, from a filter that
         makes a warning an error while no batch is taken, or from the kernel, which didn't take a task: the next call
-        sends it again. It says nothing about the batch. Unless it `was_waiting`, a batch may be lost: `begin` where the
-        loop is.
+        sends it again. It says nothing about the batch. Unless it has ended a mere wait, see `note_wait`, a batch may be
+        lost: `begin` where the loop is.
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """
         metrics = self._metrics
-        self.was_waiting = False
         if self._notices:  # a filter may make it an error, so before there is a batch
-            self.was_waiting = True
+            self._was_waiting = True
             self.issue_warnings()
-            self.was_waiting = False
+            self._was_waiting = False
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             self.is_dirty = True
@@ -302,7 +301,12 @@ class Dispatcher:
         """Take in that an exception comes out of `take` or `is_ready`. A mere wait has nothing to be repeated."""
         receivers = self._receivers  # another thread may close the dispatcher
         if receivers is not None and receivers.inbox.is_waiting:
-            receivers.inbox.is_waiting, self.was_waiting, self.is_dirty = False, True, False
+            receivers.inbox.is_waiting, self._was_waiting, self.is_dirty = False, True, False
+
+    def note_wait(self) -> bool:
+        """Return whether the exception that has just come out of `take` has ended a mere wait: nothing has changed."""
+        was_waiting, self._was_waiting = self._was_waiting, False
+        return was_waiting
 
     def _end(self) -> Delivery | None:
         """Return why there is no next batch; None if there will be one. The lock is held. Raises `LoaderClosed`."""
@@ -334,7 +338,7 @@ class Dispatcher:
         Raises what a signal handler raised meanwhile, see `take`.
         """
         with self._loop_lock:
-            self.was_waiting, self.is_dirty = False, True
+            self.is_dirty = True
             try:
                 is_ready = self._has_deliverable()
                 receivers = self._receivers

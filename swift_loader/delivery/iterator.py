@@ -41,24 +41,24 @@ class LoopIterator(Iterator[Any]):
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._is_dirty = False
-        """Whether `next` has left something half done. `_advance` sets it before it does what can't be done twice."""
 
     def _advance(self) -> Any:
-        """Return what has the next `batch`. Raises what comes in its place. If this `_is_dirty`, it seeks first."""
+        """Return what has the next `batch`. Raises what comes in its place.
+
+        It is dirty while it is at what can't be done twice. If it is dirty when it is called, it seeks first.
+        """
         raise NotImplementedError
 
     def _note(self, taken: Any) -> None:
-        """Count a batch: the loop gets it."""
+        """Count a batch: the loop gets it. Nothing is dirty any more."""
         raise NotImplementedError
 
     def _take_back(self, taken: Any) -> None:
-        """Count a batch as not delivered, whether or not it was counted."""
+        """Count a batch as not delivered, whether or not it was counted. Be dirty."""
         raise NotImplementedError
 
-    def _was_waiting(self) -> bool:
-        """Return whether the exception that comes out of `_advance` has ended a mere wait."""
-        return False
+    def _take_in(self) -> None:
+        """Take in that an exception comes out of `_advance`. If it has ended a mere wait, nothing is dirty."""
 
     def __next__(self) -> Any:
         turn, taken = self._turn, None
@@ -76,16 +76,14 @@ class LoopIterator(Iterator[Any]):
                     taken = self._advance()
                     batch = taken.batch
                     self._note(taken)
-                    self._is_dirty = False
                 except BaseException:
-                    if self._is_dirty and taken is None and self._was_waiting():
-                        self._is_dirty = False
+                    if taken is None:
+                        self._take_in()
                     raise
                 finally:
                     turn.is_taken = False
         except BaseException:
             if taken is not None:
-                self._is_dirty = True
                 self._take_back(taken)
             raise
         return batch

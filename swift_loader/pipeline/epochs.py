@@ -161,6 +161,8 @@ class PipelineIterator(LoopIterator):
         """What runs; None before the first `next`, and once it was closed or handed over."""
         self._idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
+        self._is_dirty = False
+        """Whether `next` has left something half done."""
         self.position_before = epochs.position
         """That of the last iterator when this one was to begin."""
         self._votes: RankVotes | None = None
@@ -195,11 +197,11 @@ class PipelineIterator(LoopIterator):
 
     def _note(self, taken: Item) -> None:
         assert self._position is not None, "it has begun"
-        self._position.got = taken.after
+        self._position.got, self._is_dirty = taken.after, False
 
     def _take_back(self, taken: Item) -> None:  # noqa: ARG002 - another run gives it again
         assert self._position is not None, "it has begun"
-        self._position.got = None
+        self._position.got, self._is_dirty = None, True
 
     def _seek(self) -> None:
         """Have another run go on where the loop is, after an exception that may have ended this one's generators."""
