@@ -392,7 +392,7 @@ class SamplerSource:
 
     def state(self) -> SamplerState | None:
         """Return copies of the present states of the sampler and its iterator; None if neither has one."""
-        if self._iterator is None:  # of torch's own samplers
+        if self._iterator is None or not (self.is_stateful or self._saves_iterator):  # of torch's own samplers
             return None
         state = self.state_of_sampler()
         if self._iterator is not self.sampler and self._saves_iterator:

@@ -510,7 +510,11 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         try:
             if self._num_left_out:
                 self._leave_out(loader)
-            delivery = self._epoch.next() if self._is_begun else self._first(loader)
+            epoch = self._epoch
+            if not self._is_begun:
+                delivery = self._first(loader)
+            else:
+                delivery = epoch.take() if epoch.votes is None else epoch.next_of_all(epoch.votes)
         except StopIteration:
             if loader is not None and not self._is_tuned:
                 loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited

@@ -260,8 +260,8 @@ class Dispatcher:
         Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
         what the user's code raised. So any exception that is raised comes from a signal handler, from a filter that
         makes a warning an error while no batch is taken, or from the kernel, which didn't take a task: the next call
-        sends it again. It says nothing about the batch. Unless it has ended a mere wait, see `note_wait`, a batch may be
-        lost: `begin` where the loop is.
+        sends it again. It says nothing about the batch. Unless it has ended a mere wait, see `note_wait`, the caller
+        has to `begin` where the loop is.
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """

@@ -105,29 +105,32 @@ class Ledger:
 
     # Tasks and answers
 
-    def assign(self) -> Send | None:
-        """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
-        if self._lost and (send := self._assign_lost()) is not None:
-            return send
-        if len(self._batches) >= self._limits.max_in_flight or self.source is None:
-            return None
-        self._planned = work = self._planned or self.source.next()
-        if work is None:
-            return None
-        serial = self.queues.pick(work)
-        if serial is None and isinstance(work, StreamWork) and not self._limits.in_order:
-            full = work.worker_id
-            while serial is None:  # out of order, a shard whose worker has no room lets the others pass
-                self._planned = work = self.source.swap(work)
-                if work.worker_id == full:
-                    return None
-                serial = self.queues.pick(work)
-        if serial is None:
-            return None
-        batch = self._batches[self._next_sequence] = Delivery(work, self._next_sequence)
-        self._next_sequence += 1
-        self._planned = None
-        return self._send(serial, batch, work)
+    def assign(self, sends: list[Send]) -> None:
+        """Add the tasks to send now, which count as sent: as many as there is room for.
+
+        Raises what the source of work raised.
+        """
+        while self._lost and (send := self._assign_lost()) is not None:
+            sends.append(send)
+        source, batches, pick = self.source, self._batches, self.queues.pick
+        while len(batches) < self._limits.max_in_flight and source is not None:
+            self._planned = work = self._planned or source.next()
+            if work is None:
+                return
+            serial = pick(work)
+            if serial is None and isinstance(work, StreamWork) and not self._limits.in_order:
+                full = work.worker_id
+                while serial is None:  # out of order, a shard whose worker has no room lets the others pass
+                    self._planned = work = source.swap(work)
+                    if work.worker_id == full:
+                        return
+                    serial = pick(work)
+            if serial is None:
+                return
+            batch = batches[self._next_sequence] = Delivery(work, self._next_sequence)
+            self._next_sequence += 1
+            self._planned = None
+            sends.append(self._send(serial, batch, work))
 
     def _assign_lost(self) -> Send | None:
         """Send a lost batch again: the loop waits for it. O(worker ids)."""
@@ -223,7 +226,7 @@ class Ledger:
 
     def deliver(self) -> Delivery | None:
         """Remove and return the next batch for the loop. Return None if it isn't ready."""
-        batch = self.next_deliverable()
+        batch = self.next_deliverable() if self.ready else None
         if batch is None:
             return None
         del self._batches[batch.sequence], self.ready[batch.sequence]

@@ -294,10 +294,14 @@ class Scheduler:
         """
         actions = self._actions
         if self.state is SchedulerState.RUNNING:
-            while (send := self.ledger.assign()) is not None:
-                self._workers[send.worker].sent_s.append(now_s)
-                send.sent_s = now_s
-                actions.append(send)
+            sends: list[messages.Send] = []
+            try:
+                self.ledger.assign(sends)
+            finally:
+                for send in sends:
+                    self._workers[send.worker].sent_s.append(now_s)
+                    send.sent_s = now_s
+                actions += sends
         if not actions:
             return []
         self._actions = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -98,13 +97,17 @@ class LeaseBook:
         """Return the slots that are in use, or that a forked child may have. A lease may end meanwhile."""
         return {*self._held.copy(), *self._shared.copy()}
 
-    def take_ended(self, at_most: int) -> list[int]:
-        """Return the slots that have come back since the last call and may be written again, oldest first."""
-        return [self._ended.popleft() for _ in range(min(at_most, len(self._ended)))]
+    def take_returned(self, at_most: int) -> tuple[list[int], list[int]]:
+        """Return the slots that have come back since the last call, oldest first.
 
-    def take_shared(self, at_most: int) -> list[int]:
-        """Return the slots that have come back since the last call and must never be written again, oldest first."""
-        return [self._shared.popleft() for _ in range(min(at_most, len(self._shared)))]
+        First those that may be written again, then those that must never be.
+        """
+        retired, ended = list[int](), list[int]()
+        while self._shared and len(retired) < at_most:
+            retired.append(self._shared.popleft())
+        while self._ended and len(ended) < at_most - len(retired):
+            ended.append(self._ended.popleft())
+        return ended, retired
 
     @property
     def is_full(self) -> bool:
@@ -117,15 +120,9 @@ class LeaseBook:
         return len(kept) >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
 
 
-class ReturnedSlots(NamedTuple):
-    """Slots that nobody uses any more."""
-
-    released: list[int]
-    """The worker may write to these again."""
-    retired: list[int]
-    """The worker must unmap these."""
-    segments: list[Segment]
-    """The memory of the retired slots. Unlocking and unmapping it takes a while, so drop it where nobody waits."""
+ReturnedSlots = tuple[list[int], list[int], list[Segment]]
+"""Slots that nobody uses any more: those that the worker may write to again, those that it must unmap, and their
+memory. Unlocking and unmapping it takes a while, so drop it where nobody waits."""
 
 
 class WorkerMemory:
@@ -180,14 +177,13 @@ class WorkerMemory:
 
     def take_returned(self) -> ReturnedSlots:
         """Return the slots that have come back since the last call, as far as one task can name them."""
-        retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
-        segments = [self._segments.pop(slot) for slot in retired]
-        ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
+        ended, retired = self._leases.take_returned(MAX_SLOTS_PER_TASK)
+        segments = [self._segments.pop(slot) for slot in retired] if retired else []
         for slot in self._surplus_of(ended) if len(self._segments) > self.max_segments else ():
             ended.remove(slot)
             retired.append(slot)
             segments.append(self._segments.pop(slot))
-        return ReturnedSlots(ended, retired, segments)
+        return ended, retired, segments
 
     def _surplus_of(self, ended: list[int]) -> list[int]:
         """Return the slots to retire, of those that have come back.

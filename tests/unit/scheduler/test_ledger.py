@@ -22,7 +22,9 @@ LIMITS = Limits(max_in_flight=4, max_ready_per_worker=3, in_order=True)
 
 def assign(ledger: Ledger) -> list[Send]:
     """Return all tasks for which there is room."""
-    return list(iter(ledger.assign, None))
+    sends = list[Send]()
+    ledger.assign(sends)
+    return sends
 
 
 def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger:
