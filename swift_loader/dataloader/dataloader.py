@@ -31,6 +31,7 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
+from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard, epoch_of
@@ -303,6 +304,22 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self.batch_size is None:
             return num_samples
         return num_samples // self.batch_size if self.drop_last else -(-num_samples // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the samplers and of the dataset: of those that have a `set_epoch`.
+
+        Call it before the pass. After `load_state_dict`, the saved epoch still continues at its place. If there is no
+        `set_epoch`, nothing changes: with `seed`, each pass is the next epoch. If the dataset has one, workers that
+        persist are replaced by new ones in the next pass, because they have copies of it.
+
+        Args:
+            epoch: An integer of at least 0.
+        """
+        number, dataset = check_integer("epoch", epoch, 0), self.dataset
+        for taker in [*chain_of(self.batch_sampler, self.sampler), dataset]:
+            if callable(set_epoch := getattr(taker, "set_epoch", None)):
+                set_epoch(number)
+                self._iterator = None if taker is dataset else self._iterator
 
     def _begin(self) -> tuple[Epoch, bool]:
         """Begin an epoch. Return it, and whether the loop has left it already."""

@@ -23,7 +23,6 @@ from swift_loader.loader import SwiftLoader
 from swift_loader.options import refuse_unknown
 from swift_loader.ranks.ranks import expected_ranks, find_ranks
 from swift_loader.runtime import Closing
-from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.vision.collate import fast_collate, tensor_collate
 from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader
@@ -267,14 +266,6 @@ def _make_image_loader(given: Mapping[str, Any], reason: str, create: Callable[.
 
 class ImageLoader(DataLoader[Any], Closing):
     """A DataLoader of timm's order, with what training loops call."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, on the dataset and the samplers that have one."""
-        for taker in [self.dataset, *chain_of(self.sampler, self.batch_sampler)]:
-            if hasattr(taker, "set_epoch"):
-                taker.set_epoch(epoch)
-        if isinstance(self.dataset, IterableDataset):
-            self._iterator = None  # workers that persist have copies of it
 
     def device_key(self) -> int:
         """Return the key of the last batch, see `device.prefetch.batch_key`. For a `DevicePrefetcher`."""

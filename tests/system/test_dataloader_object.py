@@ -13,10 +13,13 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_iterators
 from torch.utils.data.distributed import DistributedSampler
 
 from swift_loader import DataLoader, SwiftLoader
+from swift_loader.pipeline import Pipeline
 from tests.support.helpers import ROOT
 
 NUMBERS: Any = list(range(8))
@@ -82,6 +85,72 @@ def test_a_position_is_resumed_in_its_own_epoch_whatever_the_sampler_has_been_se
         seen += batch.tolist()
     assert seen == list(sampler_at(4))
     assert resumed_sampler.epoch == 0, "it isn't this loader's to change"
+
+
+class ByEpoch(list[int]):
+    """A dataset, a sampler or a batch sampler that depends on the epoch."""
+
+    epoch = 0
+    sampler: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        return 100 * self.epoch + super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+
+class Pairs(ByEpoch):
+    def __iter__(self) -> Iterator[Any]:
+        return ([number, number] for number in super().__iter__())
+
+
+ROWS: Any = range(300)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"dataset": ByEpoch([1, 2])}, [201, 202]),
+        ({"dataset": ROWS, "sampler": ByEpoch([1, 2])}, [201, 202]),
+        ({"dataset": ROWS, "batch_sampler": Pairs([1])}, [201, 201]),
+        ({"dataset": ROWS, "batch_sampler": BatchSampler(ByEpoch([3]), 1, drop_last=False)}, [203]),
+        ({"dataset": ByEpoch([1, 2]), "num_workers": 1, "persistent_workers": True}, [201, 202]),
+        (
+            {"dataset": ByEpoch([1, 2]), "num_workers": 1, "persistent_workers": True, "worker_type": "thread"},
+            [201, 202],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_source", [False, True])
+def test_set_epoch_reaches_samplers_and_dataset(options: Any, expected: list[int], is_source: bool) -> None:
+    loader: Any = DataLoader(**options)
+    outer: Any = Pipeline(loader) if is_source else loader
+    outer.set_epoch(0)
+    before = [int(number) for batch in outer for number in batch]
+    outer.set_epoch(2)
+    assert [int(number) for batch in outer for number in batch] == expected
+    assert before == [number - 200 for number in expected]
+    with pytest.raises(ValueError, match="epoch=-1 is too small"):
+        outer.set_epoch(-1)
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {}, {"num_workers": 1, "persistent_workers": True}])
+def test_set_epoch_changes_nothing_where_nobody_takes_it(options: Any) -> None:
+    def epochs(*numbers: int) -> list[Any]:
+        torch.manual_seed(3)
+        loader: Any = DataLoader(NUMBERS, 2, shuffle=True, **options)
+        found = []
+        for number in numbers:
+            if number >= 0:
+                loader.set_epoch(number)
+            found.append([batch.tolist() for batch in loader])
+        return [*found, torch.rand(1).item()]
+
+    assert epochs(7, 7, 0) == epochs(-1, -1, -1)
 
 
 WRONG: list[dict[str, Any]] = [
@@ -216,6 +285,7 @@ def test_a_subclass_may_take_samples_for_batches() -> None:
 OF_EXIT = """
 import builtins, sys
 from swift_loader import DataLoader, SwiftLoader
+from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline import Pipeline
 numbers = list(range(8))
 made = [DataLoader(numbers, 2), DataLoader(numbers, 2, num_workers=1), Pipeline(numbers).map(str).batch(2)]
