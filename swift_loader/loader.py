@@ -331,7 +331,8 @@ class SwiftLoader(Closing):
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
 
-        Any thread may call it, more than once. Batches that you keep stay valid.
+        Any thread may call it, more than once. Batches that you keep stay valid. An iterator in use raises
+        `LoaderClosed` at its next batch. The loader is over: so does each later iteration.
         """
         try:
             self._lifecycle.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
@@ -31,6 +32,7 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
+from swift_loader.runtime import Closing
 from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.transport.segments import SegmentPool
@@ -48,6 +50,7 @@ _OWN = frozenset(
         "_why_no_fork",
         "_latest",
         "_iterator",
+        "_iterators",
         "_votes",
         "_observer",
         "_changing",
@@ -58,7 +61,7 @@ _OWN = frozenset(
 """What belongs to the epochs of one loader, and isn't copied."""
 
 
-class DataLoader(TorchDataLoader[_Batch_co]):
+class DataLoader(Closing, TorchDataLoader[_Batch_co]):
     """torch's DataLoader on the workers of this package.
 
     Same arguments, same batches, and the same order for the same seed. Workers that die are replaced. `state_dict()`
@@ -252,6 +255,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         loop leaves it, they are free for the next epoch."""
         self._iterator: LoaderIterator | None = None
         """With persistent workers the only iterator, once there is one."""
+        self._iterators: list[weakref.ref[LoaderIterator]] = []
+        """All that live, for `close`. Any thread adds, and removes."""
         self._votes: RankVotes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         self._changing = threading.RLock()
@@ -347,6 +352,23 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if not self.num_workers:
             raise RuntimeError(f"resize({number}) needs workers, but num_workers=0; give 1 or more at the beginning")
         self._resize_to(number)
+
+    def close(self) -> None:
+        """Stop all processes and threads and free all resources, within 5 s.
+
+        Any thread may call it, more than once. Batches that you keep stay valid. An iterator in use raises
+        `LoaderClosed` at its next batch. The loader isn't over: the next `iter` starts new workers for the next epoch,
+        as after a `break`.
+        """
+        iterators = [reference() for reference in self._iterators]
+        workers, self._workers, self._iterator = self._workers, None, None
+        for one in iterators:
+            if one is not None:
+                one._close()  # noqa: SLF001 - of this package
+        if workers is not None:
+            workers.close()
+        self._pool = SegmentPool()
+        self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
 
     def _resize_to(self, *numbers: int) -> None:
         """Change the number of workers to this one, which is checked, and to those asked for before.

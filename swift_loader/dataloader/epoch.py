@@ -41,6 +41,8 @@ class Epoch:
     """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
     is_over = False
     """Whether the loop has met the end."""
+    is_closed = False
+    """Whether the loader was closed, so there are no more batches."""
     _num_sharing = 0
     """How many ranks the loader shares the stream out to. 0: the dataset does that."""
     votes: RankVotes | None = None
@@ -159,8 +161,8 @@ class Epoch:
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
         self.is_over = True
-        if self.workers is not None:
-            self.workers.end_pass()
+        if (workers := self.workers) is not None:  # another thread may close the loader meanwhile
+            workers.end_pass()
         self.close()
 
     def position(self) -> LoaderPosition:
@@ -371,6 +373,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     def __init__(self, loader: Any) -> None:
         """Begin an epoch of a loader."""
         super().__init__(Turn())
+        loader._iterators.append(weakref.ref(self, loader._iterators.remove))  # noqa: SLF001
         self._reset(loader)
         changed: Any = torch_iterators._BaseDataLoaderIter.__init__  # noqa: SLF001
         if getattr(changed, "__globals__", None) is not vars(torch_iterators):  # by a library, as SpeechBrain does
@@ -385,8 +388,12 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
         If the loop has left this epoch, the first batch is that of the next one.
         """
+        self.is_closed = False
+        """Whether the loader was closed since `iter`."""
         self._epoch: Epoch
         self._epoch, self._passes_epoch = loader._begin()  # noqa: SLF001
+        if self.is_closed:  # by another thread, meanwhile
+            self._close()
         self._taken: Delivery | None = None
         self._is_begun = False
         """Whether a batch was asked for."""
@@ -423,7 +430,9 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
             if self._num_left_out:
                 self._leave_out(loader)
             delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
-        except StopIteration:
+        except (StopIteration, LoaderClosed):
+            if self.is_closed and not self._epoch.is_over:
+                raise LoaderClosed("the loader was closed; iterate over it again") from None
             if loader is not None and not self._is_tuned:
                 loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
             raise
@@ -478,6 +487,8 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     def _continue_with(self, loader: Any, *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()
         self._epoch = loader._begin_epoch(*where)  # noqa: SLF001
+        if self.is_closed:  # by another thread, meanwhile
+            self._close()
 
     def _warn_of_length(self, length: int) -> None:
         advice = (
@@ -502,6 +513,13 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     def _shutdown_workers(self) -> None:
         """End the workers, as programs do it with torch's iterators. The next epoch gets new ones."""
         self._epoch.shut_down()
+
+    def _close(self) -> None:
+        """End the workers, because the loader is closed. Any thread."""
+        self.is_closed = True
+        if (epoch := getattr(self, "_epoch", None)) is not None:  # else it begins
+            epoch.is_closed = True
+            epoch.shut_down()
 
     @property
     def _index_queues(self) -> list[Handle]:

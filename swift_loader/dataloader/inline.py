@@ -176,6 +176,7 @@ class InlineEpoch(Epoch):
         self._drawn = drawn
         if drawn is None:
             self.end()
+        if drawn is None or self.is_closed:
             raise StopIteration
         self._unused = None
         self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it

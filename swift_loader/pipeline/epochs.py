@@ -24,6 +24,8 @@ from swift_loader.sampling.plan import MAX_EPOCH
 
 VERSION = 1
 
+_CLOSED = "the pipeline was closed; make a new one"
+
 # Where a run is, as plain types.
 
 
@@ -257,7 +259,7 @@ class PipelineIterator(LoopIterator):
         """End all threads and processes. Idempotent. Later calls of `next` raise `StopIteration` or the error."""
         is_over = self._position is not None and self._position.is_over
         if self._error is None and not is_over:
-            self._error = LoaderClosed("the pipeline was closed; iterate over it again")
+            self._error = LoaderClosed(_CLOSED)
         self._epochs = None
         if self._closing is not None:
             run_finalizer(self._closing)
@@ -288,11 +290,14 @@ class Epochs:
         self._loaded: PipelineState | None = None
         self._ranks: list[str] | None = None
         """Of the passes since the state was loaded, see `find_ranks`. None: there were none."""
+        self._begun: list[weakref.ref[PipelineIterator]] = []
+        """All iterators that have begun, and live. Any thread adds, and removes."""
         self._latest: weakref.ref[PipelineIterator] | None = None
         self.position: Position | None = None
         """Of the latest iterator."""
         self.tally = Tally()
         """The counts of the latest run; empty before the first."""
+        self._is_closed = False
         self._settle()
 
     def _settle(self) -> None:
@@ -329,7 +334,9 @@ class Epochs:
         for plain in self.chain.origin.plains:
             plain.past.is_used_up |= plain.past.has_given and plain.is_iterator
         _warn_of_used_up(self.chain)
-        self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
+        self._latest = weakref.ref(iterator, self._begun.remove)
+        self._begun.append(self._latest)  # first, because another thread may close it while it opens
+        self._check_open()
         run = next((run for run in self._idle if loaded is None and run.epoch == state.epoch), None)
         if run is not None:  # it goes on with this epoch
             iterator.own(run)
@@ -449,6 +456,7 @@ class Epochs:
         Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages;
         nothing has changed then.
         """
+        self._check_open()
         loaded = PipelineState.from_dict(state)
         if self._given_seed is not None and loaded.seed != self._given_seed:
             raise StateMismatch(
@@ -475,11 +483,16 @@ class Epochs:
         return None if iterator is None else iterator.run
 
     def close(self) -> None:
-        """End the current iteration, with all threads and processes. Idempotent."""
-        iterator = None if self._latest is None else self._latest()
-        if iterator is not None:
-            iterator.close()
+        """End all iterations, with all threads and processes. No other one begins. Idempotent."""
+        self._is_closed = True
+        for iterator in [reference() for reference in self._begun]:
+            if iterator is not None:
+                iterator.close()
         _free(self._idle, self._event_loop)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LoaderClosed(_CLOSED)
 
 
 def _warn_of_used_up(chain: Chain) -> None:

@@ -401,6 +401,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         `next` raises `StateMismatch` if an epoch can't continue because its source has an index and another length.
 
         Raises:
+            LoaderClosed: The pipeline was closed.
             TypeError: The state isn't a dict.
             StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
         """
@@ -422,7 +423,11 @@ class Pipeline(Closing, Generic[_Item_co]):
         return self._epochs.tally.report()
 
     def close(self) -> None:
-        """End the current iteration, with all threads and processes. Idempotent."""
+        """Stop all processes and threads and free all resources, within 5 s.
+
+        Any thread may call it, more than once. Results that you keep stay valid. An iterator in use raises
+        `LoaderClosed` at its next result. The pipeline is over: so does each later iteration.
+        """
         self._epochs.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -76,12 +76,6 @@ class Front:
     positions: tuple[int, int] = (0, NUM_BATCHES)
     """From which `next` to which one an interrupt leaves nothing behind. The others start or end processes."""
 
-    def end(self, loader: Any, iterator: Any) -> None:
-        if isinstance(loader, DataLoader):
-            iterator._shutdown_workers()
-        else:
-            loader.close()
-
     def __str__(self) -> str:
         return self.name
 

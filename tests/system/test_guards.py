@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from torch.utils.data import IterableDataset
 
-from swift_loader import DataLoader, SwiftLoaderError, WorkerDied
+from swift_loader import DataLoader, LoaderClosed, SwiftLoader, SwiftLoaderError, WorkerDied
+from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support.fronts import FRONTS, NUM_BATCHES, Front, Numbers, number_of, pid_of
 from tests.support.helpers import run_script, slow, wait_until
 from tests.support.interrupting import NEVER, Interrupt, Points, call
@@ -60,7 +62,7 @@ def go_through(front: Front, loader: Any, position: int, at: int) -> tuple[int, 
         assert str(again.value) == str(failure)
         is_usable = False
     if not is_usable:
-        front.end(loader, iterator)
+        loader.close()
     return points.count, is_usable
 
 
@@ -132,13 +134,106 @@ def test_two_threads_in_next_get_each_batch_once(front: Front) -> None:
         for mine in got:  # each thread gets its batches in order
             places = [front.planned.index(number) for number in mine]
             assert places == sorted(places)
-    front.end(loader, iterator)
+    loader.close()
 
 
 def switching(frame: Any, event: str, argument: Any) -> Any:
     """Let another thread run at each line."""
     os.sched_yield()
     return switching
+
+
+# Closing --------------------------------------------------------------------------------------------------------------
+
+CLOSED: dict[str, Callable[[], Any]] = {
+    "SwiftLoader": lambda: SwiftLoader(
+        dataset=SIX, worker_per_consumer=0, shuffle=False, collate_fn=lambda samples: samples[0]
+    ),
+    "Pipeline": lambda: Pipeline(range(6)).map(abs, concurrency=2),
+    "StageLoader": lambda: StageLoader(range(6), preprocessor=abs, output_order="input"),
+    "DataLoader": lambda: DataLoader(SIX),
+    "DataLoader to a device": lambda: DataLoader(SIX, device="cpu"),
+    "DataLoader of a stream": lambda: DataLoader(IterDataset(range(6))),
+    "DataLoader with threads": lambda: DataLoader(SIX, num_workers=2, worker_type="thread"),
+    "DataLoader with workers": lambda: DataLoader(SIX, num_workers=2),
+    "DataLoader with workers that persist": lambda: DataLoader(SIX, num_workers=2, persistent_workers=True),
+    "DataLoader of a shared stream": lambda: DataLoader(IterDataset(range(6)), num_workers=2, shard_stream=True),
+}
+SIX: Any = range(6)
+
+
+class IterDataset(IterableDataset[Any]):
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Any:
+        return iter(self.numbers)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_close_ends_all_iterators_and_only_a_data_loader_begins_again(name: str) -> None:
+    with CLOSED[name]() as loader:
+        ended = iter(loader)
+        assert [int(batch) for batch in ended] == [0, 1, 2, 3, 4, 5]
+        iterators = [iter(loader) for _ in range(1 if "persist" in name or name == "SwiftLoader" else 2)]
+        assert [[int(next(iterator)) for _ in range(2)] for iterator in iterators] == [[0, 1]] * len(iterators)
+        state = loader.state_dict()
+        loader.close()
+        loader.close()
+        for iterator in iterators * 2:
+            with pytest.raises(
+                LoaderClosed, match="closed; iterate over it again" if "Data" in name else "; make a new"
+            ):
+                next(iterator)
+        assert "persist" in name or list(ended) == []
+        assert loader.state_dict() == state
+        wait_until(lambda: all("root" in thread.name for thread in threads_of_loaders()), "the threads have ended")
+        if "Data" in name:
+            assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 5]
+            return
+        for _ in range(2):
+            with pytest.raises(LoaderClosed):
+                next(iter(loader))
+        with pytest.raises(LoaderClosed):
+            loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_thread_that_waits_for_a_batch_gets_loader_closed(num_workers: int) -> None:
+    begun, go_on, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def sampler() -> Any:
+        yield 0
+        begun.set()
+        go_on.wait()
+        yield from range(1, 6)
+
+    dataset: Any = SIX
+    loader = DataLoader(dataset, sampler=Repeated(sampler), num_workers=num_workers, worker_type="thread")
+
+    def run() -> None:
+        try:
+            for _ in loader:
+                pass
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    loader.close()
+    go_on.set()
+    thread.join()
+    assert [str(error) for error in errors] == ["the loader was closed; iterate over it again"]
+    assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 5]
+
+
+class Repeated:
+    def __init__(self, begin: Callable[[], Any]) -> None:
+        self.begin = begin
+
+    def __iter__(self) -> Any:
+        return self.begin()
 
 
 # Stuck and failed workers ---------------------------------------------------------------------------------------------
@@ -157,7 +252,7 @@ def start_root(front: Front) -> tuple[set[psutil.Process], set[threading.Thread]
     loader = front.make()
     iterator = iter(loader)
     next(iterator)
-    front.end(loader, iterator)
+    loader.close()
     del loader, iterator
     gc.collect()
     return children(), threads_of_loaders()
@@ -191,7 +286,7 @@ def test_close_leaves_no_stuck_worker(front: Front, how: str, tmp_path: Path) ->
     else:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-    front.end(loader, iterator)
+    loader.close()
     del loader, iterator
     wait_until_only(*before)
 
@@ -250,7 +345,7 @@ def test_forks_of_another_loader_change_no_kept_batch_and_leak_no_memory(front: 
     assert most < 60
     iterator = iter(loader)
     next(iterator)
-    front.end(loader, iterator)
+    loader.close()
     assert [number_of(batch) for batch in kept.values()] == list(kept)
     kept.clear()
     del iterator, loader
@@ -279,7 +374,7 @@ def test_a_ready_batch_costs_few_calls(front: Front) -> None:
         for _ in range(NUM_BATCHES):
             counts.append(num_calls_of(iterator.__next__))
             np.ones(100_000).cumsum()  # the loop's work, while batches get ready
-    front.end(loader, iterator)
+    loader.close()
     assert sorted(counts)[len(counts) // 4] <= MOST_CALLS[front.name]
 
 

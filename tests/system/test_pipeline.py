@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_loader import LoaderClosed, RemoteTraceback, SwiftLoaderWarning, TooManyErrors, WorkerStalled
+from swift_loader import RemoteTraceback, SwiftLoaderWarning, TooManyErrors, WorkerStalled
 from swift_loader.pipeline import ItemFailure, Pipeline
 from tests.support import stage_functions as functions
 from tests.support.helpers import set_environ
@@ -627,16 +627,6 @@ def test_a_generator_as_a_source_is_closed(closes: bool, has_stage: bool) -> Non
     assert closed.wait(20)
 
 
-def test_a_closed_pipeline_says_so_and_can_be_iterated_over_again() -> None:
-    pipeline = Pipeline(range(9)).map(functions.plus_one, concurrency=2)
-    iterator = iter(pipeline)
-    next(iterator)
-    pipeline.close()
-    with pytest.raises(LoaderClosed, match="iterate over it again"):
-        next(iterator)
-    assert list(pipeline) == list(range(1, 10))
-
-
 @pytest.mark.parametrize("where", ["source", "thread", "coroutine"])
 def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str, released: threading.Event) -> None:
     hang = functions.hanging_at(3, released)
@@ -696,8 +686,6 @@ def test_sessions_and_threads_of_the_event_loop_serve_the_next_epoch_until_the_p
     assert states == ["open"]
     pipeline.close()
     assert states == ["open", "closed"]
-    assert list(pipeline) == [1, 2, 3, 4, 5]  # closed once, it keeps no loop any more
-    assert states == ["open", "closed"] * 2
 
 
 def test_it_works_inside_a_running_event_loop() -> None:
