@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from swift_loader.delivery.iterator import LoopIterator, Turn
+from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
@@ -273,6 +273,24 @@ class PipelineIterator(LoopIterator):
         return f"<PipelineIterator: {state}{where}>"
 
 
+class ShownPipelineIterator(ShownIterator, PipelineIterator):
+    """The same with a bar."""
+
+    _unit = "result"
+    _num_results = 0
+
+    def _place(self) -> tuple[int, int, int | None, int]:
+        if (epochs := self._epochs) is None:
+            return 0, self._num_results, None, 0  # the bar is there
+        epoch, is_whole = epochs.next_epoch
+        return epoch, 0, self._chain.num_results if is_whole else None, 0
+
+    def _advance(self) -> Item:
+        item: Item = super()._advance()
+        self._num_results += 1
+        return item
+
+
 class Epochs:
     """Begins the epochs of a chain, and knows the state. The loop's thread uses it; any thread may close it."""
 
@@ -354,6 +372,12 @@ class Epochs:
         self._next_epoch = state.epoch + 1
         return run, self.position, self._idle
 
+    @property
+    def next_epoch(self) -> tuple[int, bool]:
+        """The epoch that begins next, and whether from its beginning."""
+        loaded = self._loaded
+        return (self._next_epoch, True) if loaded is None else (loaded.epoch, loaded.place is None)
+
     def votes(self) -> RankVotes | None:
         """Return what lets the ranks end together; None if they needn't. The first time, it waits for all of them."""
         if self._votes is None and self.chain.equal_batches:
@@ -386,7 +410,8 @@ class Epochs:
             self._tell(state.told, state.place)
         elif self._told is not None and self.chain.origin.is_endless:
             self._tell(state.epoch, state.place)  # the run before has told them later ones
-        tally, chain = Tally(state.epoch, self.chain.max_errors, iter(state.failures)), self.chain
+        chain, kept = self.chain, self.tally.failures
+        tally = Tally(state.epoch, chain.max_errors, iter(state.failures), failures=kept)
         plains = chain.origin.plains
         unknown = (None,) * len(plains)
         at_start = (() if self.position is None else self.position.begins()) or unknown

@@ -7,6 +7,7 @@ import csv
 import functools
 import io
 import itertools
+import json
 import threading
 import time
 import warnings
@@ -20,6 +21,7 @@ import pytest
 
 from swift_loader import RemoteTraceback, SwiftLoaderWarning, TooManyErrors, WorkerStalled
 from swift_loader.pipeline import ItemFailure, Pipeline
+from swift_loader.report.report import Report
 from tests.support import stage_functions as functions
 from tests.support.helpers import set_environ
 from tests.support.stage_functions import FUNCTIONS, AsyncNumbers, Numbers
@@ -330,6 +332,15 @@ def test_items_that_fail_are_left_out_and_reported(where: Any) -> None:
     assert isinstance(failure, ItemFailure)
     assert (failure.stage, failure.item, type(failure.exception)) == ("decode", 5, LookupError)
     assert report["num_failures"] == 1
+    assert isinstance(report, Report)
+    assert str(report).splitlines()[1].split(" ", 3)[2] == "decode", "a line for each stage"
+    assert json.loads(report.to_json())["failures"] == [repr(failure)]
+    with pytest.raises(ValueError, match="a pipeline's report has no batches"):
+        _ = report.verdict
+    with pytest.warns(SwiftLoaderWarning, match=r"in epoch 1"):
+        list(pipeline)
+    assert [one.item for one in pipeline.failures] == [5, 5], "those of all passes, as a SwiftLoader's"
+    assert pipeline.failures[0] is failure
 
 
 @pytest.mark.parametrize("output_order", ["input", "completion"])
