@@ -337,7 +337,7 @@ class SwiftLoader(Closing):
         try:
             self._lifecycle.close()
         finally:
-            self._lifecycle.warn_of_failures()
+            self._lifecycle.sample_errors.warn()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> Self:
         """Close this loader and return a new one with another `collate_fn`, of the same class.

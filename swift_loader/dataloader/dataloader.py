@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
-from swift_loader.checks import check_integer, check_optional_integer, check_progress
+from swift_loader.checks import check_integer, check_optional_integer, check_progress, check_skips
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, before_first, take_order
 from swift_loader.dataloader.epoch import Epoch, IndexEpoch, LoaderIterator, ShownLoaderIterator, StreamEpoch
@@ -35,6 +35,7 @@ from swift_loader.report.tuning import Autotuner
 from swift_loader.runtime import Closing
 from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.mixture import Mixture
+from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard, epoch_of
 
@@ -51,6 +52,7 @@ _OWN = frozenset(
         "_latest",
         "_iterator",
         "_iterators",
+        "_errors",
         "_votes",
         "_observer",
         "_changing",
@@ -101,6 +103,8 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         worker_type: Literal["process", "thread"] = "process",
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_errors: float | None = None,
         executor: RayExecutor | None = None,
         shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
@@ -126,7 +130,8 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 `torch.utils.data.default_collate`.
             pin_memory: True page-locks batches if there is an accelerator. It has no effect with `device`.
             drop_last: True leaves out the last batch if it isn't full.
-            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. 0: no limit.
+            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`, as with torch. No worker is
+                killed, unlike with a SwiftLoader's `timeout`. 0: no limit.
             worker_init_fn: Called in each worker process with its id, before it loads anything.
             multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"`, or a context of multiprocessing: how [workers
                 start](dataloader.md#workers). Default: the program's, which is a fork on Linux before Python 3.14.
@@ -150,6 +155,12 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 death raises `WorkerDied`. See [a worker dies](failures.md#a-worker-dies).
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
                 its Python stack. None or 0: no warning.
+            on_error: What happens if the `__getitem__` of a sample of a map-style dataset
+                [raises](failures.md#a-sample-fails). `"raise"` raises its error in place of the batch. `"skip"` leaves
+                the sample out of its batch.
+            max_errors: With `on_error="skip"`: how many samples may fail in an epoch: an integer, or a float between 0
+                and 1 as a fraction of the epoch's samples. One more raises `TooManyErrors`. The count starts with the
+                epoch, or with a resumed run. None: no limit.
             executor: A `RayExecutor` makes all workers [Ray](ray.md) actors, on any node of a cluster, as many as its
                 `num_workers` says. None: workers are on this machine.
             shard_stream: Who shares out an `IterableDataset`. True: the loader, over ranks and workers. `"workers"`:
@@ -230,6 +241,8 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         self.equal_batches = equal_batches
         self.progress = check_progress("progress", progress)
         options.check_stream_options(dataset, shard_stream, equal_batches)
+        self.on_error, self.max_errors = on_error, check_skips(on_error, max_errors)
+        options.num_samples_of(self)  # raises
         options.wanted_rng(self)  # raises
         options.check_auto(self)
         self._brought: torch.Generator | None = None
@@ -247,6 +260,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         self._pool = SegmentPool()
         """Memory of the workers of the last epoch, for those of the next one."""
         self._observer = Observer(DATALOADER)
+        self._errors = SampleErrors(self.max_errors)
         self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
@@ -367,6 +381,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 one._close()  # noqa: SLF001 - of this package
         if workers is not None:
             workers.close()
+        self._errors.warn()
         self._pool = SegmentPool()
         self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
 
@@ -470,6 +485,15 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
             self._resize_to(AutoWorkers(number))
 
     # What is measured -------------------------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> list[SampleFailure]:
+        """The last 1,000 samples that failed, oldest first, with `on_error="skip"`.
+
+        A failure counts once the loop gets its batch, or once `max_errors` stops the loop at that batch. Failures in
+        prefetched batches don't count yet.
+        """
+        return self._errors.kept
 
     def report(self) -> Report:
         """Return a [report](report.md) of all epochs so far: why the loop is slow, and what would help.

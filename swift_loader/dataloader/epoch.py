@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_iterators
 
 from swift_loader.dataloader.draws import Draws, num_early_draws
-from swift_loader.dataloader.options import DEFAULT_PREFETCH
+from swift_loader.dataloader.options import DEFAULT_PREFETCH, num_samples_of
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
 from swift_loader.dataloader.workers import LoaderWorkers, Mover
 from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
-from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
+from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, TooManyErrors, WorkerDied
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.agreement import RankVotes
@@ -400,8 +400,9 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         self._loader: Any = weakref.ref(loader)
         self._kept = None if loader.persistent_workers else loader
         """Keeps the loader of `for batch in DataLoader(...)` alive, to begin again."""
-        self._hangs: ForkHangs | None = None
+        self._failure: SwiftLoaderError | None = None
         """Why there are no more batches."""
+        self._errors, self._num_samples = loader._errors, num_samples_of(loader)  # noqa: SLF001
         self._is_tuned = isinstance(loader.num_workers, AutoWorkers)
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
@@ -413,13 +414,22 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _advance(self) -> Delivery:
         delivery = self._taken  # there if a warning or an interrupt came before it was handed out
-        return self._take() if delivery is None else delivery
+        if delivery is None:
+            delivery = self._take()
+        if delivery.failures:
+            try:
+                self._errors.note(delivery.failures)
+            except TooManyErrors as error:
+                self._failure, self._taken = error, None
+                self._epoch.close()
+                raise
+        return delivery
 
     def _take(self) -> Delivery:
         if not self._epoch.is_whole:
             raise lost_batch() from self._interrupt
-        if self._hangs is not None:
-            raise self._hangs
+        if self._failure is not None:
+            raise self._failure
         loader, recorded = self._loader(), None
         if self._is_tuned and loader is not None:
             loader._tune()  # noqa: SLF001
@@ -431,10 +441,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
                 self._leave_out(loader)
             delivery = self._taken = self._epoch.next() if self._is_begun else self._first(loader)
         except (StopIteration, LoaderClosed):
-            if self.is_closed and not self._epoch.is_over:
-                raise LoaderClosed("the loader was closed; iterate over it again") from None
-            if loader is not None and not self._is_tuned:
-                loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
+            self._note_end(loader)
             raise
         except ForkHangs as error:
             delivery = self._taken = self._replace_forks(loader, error)
@@ -447,6 +454,14 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
             self._warn_of_length(length)
         return delivery
 
+    def _note_end(self, loader: Any) -> None:
+        """Say what there is to say at the end of the epoch. Raises `LoaderClosed` if that is why there are no more."""
+        if self.is_closed and not self._epoch.is_over:
+            raise LoaderClosed("the loader was closed; iterate over it again") from None
+        self._errors.warn()
+        if loader is not None and not self._is_tuned:
+            loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
+
     def _take_back(self, delivery: Delivery | None, error: BaseException) -> None:
         self._taken = delivery or self._taken
         if self._taken is not None:
@@ -458,15 +473,17 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         """Have fresh interpreters go on where the loop is, as a fork of the program hangs. Return the next batch."""
         if loader is None:
             raise error
-        self._hangs = error  # in case that nothing takes its place
+        self._failure = error  # in case that nothing takes its place
         self._continue_with(loader, self._epoch.position(), error)
-        self._hangs = None
+        self._failure = None
         return self._epoch.next()
 
     def _first(self, loader: Any) -> Delivery:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
         if loader is not None and (self._passes_epoch or self._epoch.draws.is_stale):
             self._continue_with(loader, None if self._passes_epoch else self._epoch.position())
+        self._errors.warn()  # of a pass that the loop has left
+        self._errors.begin(self._epoch.number, self._num_samples)
         self._is_begun = True
         return self._epoch.next()
 

@@ -16,6 +16,7 @@ from swift_loader.checks import (
     check_optional_integer,
     check_progress,
     check_seconds,
+    check_skips,
 )
 from swift_loader.pipeline.epochs import Epochs, PipelineIterator, ShownPipelineIterator
 from swift_loader.pipeline.failures import ItemFailure
@@ -201,10 +202,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         if kind.is_async != (where is Where.LOOP):
             allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
             raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r} isn't allowed; it must be 'raise' or 'skip'")
-        if max_errors is not None and on_error == "raise":
-            raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; give on_error='skip'")
+        limit = check_skips(on_error, max_errors)
         waiting = check_optional_integer("buffer_size", buffer_size, 0)
         return self._with(
             Map(
@@ -213,7 +211,7 @@ class Pipeline(Closing, Generic[_Item_co]):
                 where,
                 check_choice("output_order", output_order, OutputOrder),
                 skips_failures=on_error == "skip",
-                max_errors=check_max_errors("max_errors", max_errors),
+                max_errors=limit,
                 timeout_s=check_seconds("timeout", timeout),
                 max_in_flight=workers + (workers if waiting is None else waiting),
             )
