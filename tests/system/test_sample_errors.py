@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import IterableDataset
 
 from swift_loader import (
     DataLoader,
@@ -30,6 +29,7 @@ from swift_loader import (
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 from tests.support import datasets
+from tests.support.fronts import Stream
 from tests.support.helpers import exhaustive, ids_of, make_loader, needs_own_generators
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -596,11 +596,6 @@ def test_a_data_loader_names_keys_of_any_kind_and_draws_the_same_with_any_number
         drawn.append([batch["drawn"].tolist() for batch in loader])
         assert [one.index for one in loader.failures] == [5, 16]
     assert drawn[0] == drawn[1]
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter([])
 
 
 @pytest.mark.parametrize(
