@@ -84,6 +84,15 @@ def check_max_errors(name: str, value: Any) -> float | None:
     return float(value)
 
 
+def check_skips(on_error: Any, max_errors: Any) -> float | None:
+    """Check both options where nothing can be replaced. Return `max_errors`, see `check_max_errors`."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error={shown(on_error)} isn't allowed; it must be 'raise' or 'skip'")
+    if max_errors is not None and on_error == "raise":
+        raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; give on_error='skip'")
+    return check_max_errors("max_errors", max_errors)
+
+
 def check_flag(name: str, value: Any) -> bool:
     """Return True or False."""
     if not isinstance(value, bool):

@@ -312,7 +312,7 @@ class Lifecycle:
         Raises `SwiftLoaderWarning` if samples of an unfinished pass failed, and the user turns warnings into errors; no
         pass has begun then. Raises `LoaderClosed` if the loader was closed, or what starting the session raised.
         """
-        self.warn_of_failures()
+        self.sample_errors.warn()
         session = self.started_session()
         given = self.options.workers.dataset
         if given is not None and (length := length_of(given)) != (before := session.dispatcher.num_samples):
@@ -361,14 +361,6 @@ class Lifecycle:
         if self._closing is not None:
             self._failure = error
             run_finalizer(self._closing)
-
-    def warn_of_failures(self) -> None:
-        """Warn once about the failed samples of the pass, if there are any.
-
-        Raises `SwiftLoaderWarning` if the user's warning filter turns warnings into errors.
-        """
-        if (summary := self.sample_errors.take_summary()) is not None:
-            warn(summary)
 
     def supersede(self) -> None:
         """End the current pass. Its iterator raises at its next batch."""
@@ -570,7 +562,7 @@ class EpochIterator(LoopIterator):
             self._state = IteratorState.DONE
             this.is_ended = True
             session.end_pass()
-            lifecycle.warn_of_failures()
+            lifecycle.sample_errors.warn()
             raise StopIteration
         if self._is_dirty or session.dispatcher.is_dirty:
             self.reopen()

@@ -331,12 +331,13 @@ class SwiftLoader(Closing):
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
 
-        Any thread may call it, more than once. Batches that you keep stay valid.
+        Any thread may call it, more than once. Batches that you keep stay valid. An iterator in use raises
+        `LoaderClosed` at its next batch. The loader is over: so does each later iteration.
         """
         try:
             self._lifecycle.close()
         finally:
-            self._lifecycle.warn_of_failures()
+            self._lifecycle.sample_errors.warn()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> Self:
         """Close this loader and return a new one with another `collate_fn`, of the same class.

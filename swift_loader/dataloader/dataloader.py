@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
-from swift_loader.checks import check_integer, check_optional_integer, check_progress
+from swift_loader.checks import check_integer, check_optional_integer, check_progress, check_skips
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, before_first, take_order
 from swift_loader.dataloader.epoch import (
@@ -38,7 +39,10 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
+from swift_loader.runtime import Closing
+from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.mixture import Mixture
+from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.torch_worker import StreamShard, epoch_of
 
@@ -54,6 +58,8 @@ _OWN = frozenset(
         "_why_no_fork",
         "_latest",
         "_iterator",
+        "_iterators",
+        "_errors",
         "_votes",
         "_observer",
         "_changing",
@@ -64,7 +70,7 @@ _OWN = frozenset(
 """What belongs to the epochs of one loader, and isn't copied."""
 
 
-class DataLoader(TorchDataLoader[_Batch_co]):
+class DataLoader(Closing, TorchDataLoader[_Batch_co]):
     """torch's DataLoader on the workers of this package.
 
     Same arguments, same batches, and the same order for the same seed. Workers that die are replaced. `state_dict()`
@@ -104,6 +110,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         worker_type: Literal["process", "thread"] = "process",
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_errors: float | None = None,
         executor: RayExecutor | None = None,
         shard_stream: bool | Literal["workers"] | None = None,
         equal_batches: bool = False,
@@ -129,7 +137,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 `torch.utils.data.default_collate`.
             pin_memory: True page-locks batches if there is an accelerator. It has no effect with `device`.
             drop_last: True leaves out the last batch if it isn't full.
-            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`. 0: no limit.
+            timeout: Seconds that the loop waits for a batch before it gets `WorkerStalled`, as with torch. No worker is
+                killed, unlike with a SwiftLoader's `timeout`. 0: no limit.
             worker_init_fn: Called in each worker process with its id, before it loads anything.
             multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"`, or a context of multiprocessing: how [workers
                 start](dataloader.md#workers). Default: the program's, which is a fork on Linux before Python 3.14.
@@ -153,6 +162,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 death raises `WorkerDied`. See [a worker dies](failures.md#a-worker-dies).
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for, before a warning shows
                 its Python stack. None or 0: no warning.
+            on_error: What happens if the `__getitem__` of a sample of a map-style dataset
+                [raises](failures.md#a-sample-fails). `"raise"` raises its error in place of the batch. `"skip"` leaves
+                the sample out of its batch.
+            max_errors: With `on_error="skip"`: how many samples may fail in an epoch: an integer, or a float between 0
+                and 1 as a fraction of the epoch's samples. One more raises `TooManyErrors`. The count starts with the
+                epoch, or with a resumed run. None: no limit.
             executor: A `RayExecutor` makes all workers [Ray](ray.md) actors, on any node of a cluster, as many as its
                 `num_workers` says. None: workers are on this machine.
             shard_stream: Who shares out an `IterableDataset`. True: the loader, over ranks and workers. `"workers"`:
@@ -233,6 +248,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.equal_batches = equal_batches
         self.progress = check_progress("progress", progress)
         options.check_stream_options(dataset, shard_stream, equal_batches)
+        self.on_error, self.max_errors = on_error, check_skips(on_error, max_errors)
+        options.num_samples_of(self)  # raises
         options.wanted_rng(self)  # raises
         options.check_auto(self)
         self._brought: torch.Generator | None = None
@@ -250,6 +267,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._pool = SegmentPool()
         """Memory of the workers of the last epoch, for those of the next one."""
         self._observer = Observer(DATALOADER)
+        self._errors = SampleErrors(self.max_errors)
         self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
@@ -258,6 +276,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         loop leaves it, they are free for the next epoch."""
         self._iterator: LoaderIterator | None = None
         """With persistent workers the only iterator, once there is one."""
+        self._iterators: list[weakref.ref[LoaderIterator]] = []
+        """All that live, for `close`. Any thread adds, and removes."""
         self._votes: RankVotes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         self._changing = threading.RLock()
@@ -311,6 +331,22 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             return num_samples
         return num_samples // self.batch_size if self.drop_last else -(-num_samples // self.batch_size)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the samplers and of the dataset: of those that have a `set_epoch`.
+
+        Call it before the pass. After `load_state_dict`, the saved epoch still continues at its place. If there is no
+        `set_epoch`, nothing changes: with `seed`, each pass is the next epoch. If the dataset has one, workers that
+        persist are replaced by new ones in the next pass, because they have copies of it.
+
+        Args:
+            epoch: An integer of at least 0.
+        """
+        number, dataset = check_integer("epoch", epoch, 0), self.dataset
+        for taker in [*chain_of(self.batch_sampler, self.sampler), dataset]:
+            if callable(set_epoch := getattr(taker, "set_epoch", None)):
+                set_epoch(number)
+                self._iterator = None if taker is dataset else self._iterator
+
     def _begin(self) -> tuple[Epoch, bool]:
         """Begin an epoch. Return it, and whether the loop has left it already."""
         resume, self._loaded = self._loaded, None
@@ -337,6 +373,24 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if not self.num_workers:
             raise RuntimeError(f"resize({number}) needs workers, but num_workers=0; give 1 or more at the beginning")
         self._resize_to(number)
+
+    def close(self) -> None:
+        """Stop all processes and threads and free all resources, within 5 s.
+
+        Any thread may call it, more than once. Batches that you keep stay valid. An iterator in use raises
+        `LoaderClosed` at its next batch. The loader isn't over: the next `iter` starts new workers for the next epoch,
+        as after a `break`.
+        """
+        iterators = [reference() for reference in self._iterators]
+        workers, self._workers, self._iterator = self._workers, None, None
+        for one in iterators:
+            if one is not None:
+                one._close()  # noqa: SLF001 - of this package
+        if workers is not None:
+            workers.close()
+        self._errors.warn()
+        self._pool = SegmentPool()
+        self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
 
     def _resize_to(self, *numbers: int) -> None:
         """Change the number of workers to this one, which is checked, and to those asked for before.
@@ -443,6 +497,15 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             self._resize_to(AutoWorkers(number))
 
     # What is measured -------------------------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> list[SampleFailure]:
+        """The last 1,000 samples that failed, oldest first, with `on_error="skip"`.
+
+        A failure counts once the loop gets its batch, or once `max_errors` stops the loop at that batch. Failures in
+        prefetched batches don't count yet.
+        """
+        return self._errors.kept
 
     def report(self) -> Report:
         """Return a [report](report.md) of all epochs so far: why the loop is slow, and what would help.

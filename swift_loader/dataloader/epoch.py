@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_iterators
 
 from swift_loader.dataloader.draws import Draws, num_early_draws
-from swift_loader.dataloader.options import DEFAULT_PREFETCH
+from swift_loader.dataloader.options import DEFAULT_PREFETCH, num_samples_of
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
 from swift_loader.dataloader.workers import LoaderWorkers, Mover
 from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
-from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, WorkerDied
+from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, TooManyErrors, WorkerDied
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
 from swift_loader.ranks.agreement import RankVotes
@@ -58,6 +58,8 @@ class Epoch:
     """What the loop has got and `settle` hasn't counted."""
     taken: Got | None = None
     """What it has taken, and gets if no exception comes in between."""
+    is_closed = False
+    """Whether the loader was closed, so there are no more batches."""
     _num_sharing = 0
     """How many ranks the loader shares the stream out to. 0: the dataset does that."""
     votes: RankVotes | None = None
@@ -197,8 +199,8 @@ class Epoch:
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
         self.is_over = True
-        if self.workers is not None:
-            self.workers.end_pass()
+        if (workers := self.workers) is not None:  # another thread may close the loader meanwhile
+            workers.end_pass()
         self.close()
 
     def position(self) -> LoaderPosition:
@@ -466,6 +468,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     def __init__(self, loader: Any) -> None:
         """Begin an epoch of a loader."""
         super().__init__(Turn())
+        loader._iterators.append(weakref.ref(self, loader._iterators.remove))  # noqa: SLF001
         self._reset(loader)
         changed: Any = torch_iterators._BaseDataLoaderIter.__init__  # noqa: SLF001
         if getattr(changed, "__globals__", None) is not vars(torch_iterators):  # by a library, as SpeechBrain does
@@ -480,15 +483,20 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
         If the loop has left this epoch, the first batch is that of the next one.
         """
+        self.is_closed = False
+        """Whether the loader was closed since `iter`."""
         self._epoch: Epoch
         self._epoch, self._passes_epoch = loader._begin()  # noqa: SLF001
+        if self.is_closed:  # by another thread, meanwhile
+            self._close()
         self._is_begun = False
         """Whether a batch was asked for."""
         self._loader: Any = weakref.ref(loader)
         self._kept = None if loader.persistent_workers else loader
         """Keeps the loader of `for batch in DataLoader(...)` alive, to begin again."""
-        self._hangs: ForkHangs | None = None
+        self._failure: SwiftLoaderError | None = None
         """Why there are no more batches."""
+        self._errors, self._num_samples = loader._errors, num_samples_of(loader)  # noqa: SLF001
         self._is_tuned = isinstance(loader.num_workers, AutoWorkers)
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
@@ -497,8 +505,8 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         self._bar = None  # of `ShownIterator`
 
     def _advance(self) -> Delivery:
-        if self._hangs is not None:
-            raise self._hangs
+        if self._failure is not None:
+            raise self._failure
         loader, recorded = self._loader(), None
         if self._epoch.is_dirty and not self._epoch.goes_on():
             self._seek(loader)
@@ -515,9 +523,8 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
                 delivery = self._first(loader)
             else:
                 delivery = epoch.take() if epoch.votes is None else epoch.next_of_all(epoch.votes)
-        except StopIteration:
-            if loader is not None and not self._is_tuned:
-                loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
+        except (StopIteration, LoaderClosed):
+            self._note_end(loader)
             raise
         except ForkHangs as error:
             delivery = self._replace_forks(loader, error)
@@ -527,7 +534,17 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         if (length := self._epoch.length_called) is not None and self._num_yielded == length:
             self._num_yielded += 1  # it warns once
             self._warn_of_length(length)
+        if delivery.failures:
+            self._note_failures(delivery)
         return delivery
+
+    def _note_failures(self, delivery: Delivery) -> None:
+        try:
+            self._errors.note(delivery.failures)
+        except TooManyErrors as error:
+            self._failure, self._epoch.is_dirty = error, False
+            self._epoch.close()
+            raise
 
     def _note(self, taken: Delivery) -> None:  # noqa: ARG002 - the epoch knows it
         self._num_yielded += 1
@@ -543,30 +560,39 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         if workers is not None and workers.dispatcher.note_wait():
             self._epoch.is_dirty = False
 
+    def _note_end(self, loader: Any) -> None:
+        """Say what there is to say at the end of the epoch. Raises `LoaderClosed` if that is why there are no more."""
+        if self.is_closed and not self._epoch.is_over:
+            raise LoaderClosed("the loader was closed; iterate over it again") from None
+        self._errors.warn()
+        if loader is not None and not self._is_tuned:
+            loader._observer.tell(loader)  # noqa: SLF001 - what would help, if the loop waited
+
     def _seek(self, loader: Any) -> None:
         """Go on with the batch that the loop hasn't got, after an exception that came at what can't be done twice."""
         before = self._epoch
         position = before.position()
-        if before.is_over or loader is None:
+        if before.is_over or self.is_closed or loader is None:
             return
         before.close()
         source = before.source if isinstance(before, IndexEpoch) and before.source.is_intact else None
-        epoch = loader._begin_epoch(position, source=source)  # noqa: SLF001
-        self._epoch = epoch
+        self._use(loader._begin_epoch(position, source=source))  # noqa: SLF001
 
     def _replace_forks(self, loader: Any, error: ForkHangs) -> Delivery:
         """Have fresh interpreters go on where the loop is, as a fork of the program hangs. Return the next batch."""
         if loader is None:
             raise error
-        self._hangs = error  # in case that nothing takes its place
+        self._failure = error  # in case that nothing takes its place
         self._continue_with(loader, self._epoch.position(), error)
-        self._hangs = None
+        self._failure = None
         return self._epoch.next()
 
     def _first(self, loader: Any) -> Delivery:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
         if loader is not None and (self._passes_epoch or self._epoch.draws.is_stale):
             self._continue_with(loader, None if self._passes_epoch else self._epoch.position())
+        self._errors.warn()  # of a pass that the loop has left
+        self._errors.begin(self._epoch.number, self._num_samples)
         self._is_begun = True
         return self._epoch.next()
 
@@ -586,8 +612,12 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _continue_with(self, loader: Any, *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()
-        epoch = loader._begin_epoch(*where)  # noqa: SLF001
+        self._use(loader._begin_epoch(*where))  # noqa: SLF001
+
+    def _use(self, epoch: Epoch) -> None:
         self._epoch = epoch
+        if self.is_closed:  # by another thread, meanwhile
+            self._close()
 
     def _warn_of_length(self, length: int) -> None:
         advice = (
@@ -612,6 +642,13 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     def _shutdown_workers(self) -> None:
         """End the workers, as programs do it with torch's iterators. The next epoch gets new ones."""
         self._epoch.shut_down()
+
+    def _close(self) -> None:
+        """End the workers, because the loader is closed. Any thread."""
+        self.is_closed = True
+        if (epoch := getattr(self, "_epoch", None)) is not None:  # else it begins
+            epoch.is_closed = True
+            epoch.shut_down()
 
     @property
     def _index_queues(self) -> list[Handle]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -22,12 +24,14 @@ from swift_loader.dataloader.options import pinning_of, rng_of
 from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.errors import SwiftLoaderError, noted
+from swift_loader.executors.failures import rebuild, rebuild_sample
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork
+from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.task import Task
 from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
@@ -38,6 +42,12 @@ from swift_loader.worker.torch_worker import StreamShard, TorchMode, is_stateful
 
 class InlineEpoch(Epoch):
     """One epoch. Draws and fetches one batch at a time, so without a seed, generators are used as with torch."""
+
+    _drawn: Any = None
+    """What the next batch is made of, a `Drawn`. None: draw it."""
+    _sampler_state: tuple[Any, Any] | None = None
+    _leaves_generators = True
+    """Whether fetching leaves the program's generators as they were."""
 
     def __init__(
         self,
@@ -58,13 +68,10 @@ class InlineEpoch(Epoch):
         self._built: Delivery | None = None
         """The next batch, if an exception came before the loop got it."""
         self._skipped: set[int] = set()
-        self._drawn: Any = None
-        """What the next batch is made of, a `Drawn`. None: draw it."""
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
         self._pin, self._metrics = pinning_of(loader, receives=False), metrics
         metrics.end_pass()
-        self._sampler_state: tuple[Any, Any] | None = None
         saved = WorkerSnapshot()
         self._dataset: Any = loader.dataset
         self._saves = bool(getattr(loader, "snapshot_every_n_steps", 1))
@@ -80,6 +87,7 @@ class InlineEpoch(Epoch):
         """False: each sample is a batch of its own."""
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
+        self._definitions = NewDefinitions() if getattr(loader, "on_error", "raise") == "skip" else None
         self._samples: Any = None
         """What fetches the samples of a shared stream, or seeds each of a map-style dataset. None: torch's fetcher."""
         size, drop_last, seed = loader.batch_size or 1, loader.drop_last, self.draws.begun.base_seed
@@ -89,8 +97,11 @@ class InlineEpoch(Epoch):
             (self._num_fetched,) = shards.next_batches
             self._samples = stream.StreamSamples(self._dataset, replace(mode, is_stream=True), seed, None)
             self._samples.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
-        elif self.draws.seed is not None and rng_of(loader) is Rng.SAMPLE:
-            self._samples = KeyedSamples(self._dataset, mode, Rng.SAMPLE, seed, None)
+        elif (
+            is_keyed := self.draws.seed is not None and rng_of(loader) is Rng.SAMPLE
+        ) or self._definitions is not None:
+            rng, self._leaves_generators = Rng.SAMPLE if is_keyed else Rng.NONE, is_keyed
+            self._samples = KeyedSamples(self._dataset, mode, rng, seed, None, self._definitions)
         else:
             kind = loader._dataset_kind  # noqa: SLF001
             self._fetcher: Any = _DatasetKind.create_fetcher(
@@ -131,18 +142,18 @@ class InlineEpoch(Epoch):
         if saved.has_ended and saved.dataset_state is not None:
             stream.settle(self._dataset, self._fetcher.dataset_iter, saved.dataset_state)
 
-    def _fetch(self, drawn: Drawn) -> Any:
-        """Return a batch. Unless a fetcher of torch's builds it, it leaves the program's generators as they were."""
+    def _fetch(self, drawn: Drawn) -> Delivery:
+        """Return a batch. If samples draw by keys, it leaves the program's generators as they were."""
         if (samples := self._samples) is None:
-            return self._fetcher.fetch(drawn.keys)
+            return Delivery(batch=self._fetcher.fetch(drawn.keys))
         task, is_again = Task(0, 0, self.number, drawn.step, drawn.indices, turn=self._num_fetched), True
         built = Delivery()
-        with preserved_generators():
+        with preserved_generators() if self._leaves_generators else nullcontext():
             while is_again:  # samples drew without their seeds
                 try:
-                    built.error, fetched = None, samples.fetch(task).samples
+                    built.error, fetched = None, samples.fetch(task)
                     samples.seeding.begin_collate()
-                    built.batch = self._collate(fetched)
+                    built.batch, built.failures = self._collate(fetched.samples), (*fetched.failures,)
                 except stream.StreamEnd:
                     raise StopIteration from None
                 except Exception as failed:
@@ -152,19 +163,25 @@ class InlineEpoch(Epoch):
                     is_again = samples.seeding.needs_rebuild()
                 is_again = is_again and (built.error is None or not is_interrupt(built.error))
         built.raise_error()
-        return built.batch
+        if built.failures and self._definitions is not None:
+            work, where = IndexWork(self.number, drawn.step, drawn.keys), f", batch {drawn.step} of epoch {self.number}"
+            errors = [rebuild(one.failure, "the calling thread", self._definitions, where) for one in built.failures]
+            built.failures = tuple(map(rebuild_sample, built.failures, repeat(work), errors))
+            self._definitions.clear()
+        return built
 
     def _fetch_drawn(self) -> Delivery:
         """Return the batch that was drawn, on the host."""
         began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        batch = self._fetch(drawn := self._drawn)
+        built = self._fetch(drawn := self._drawn)
         if self._pin is not None:
-            batch = self._pin(batch)
+            built.batch = self._pin(built.batch)
         step = self._num_fetched if self._is_stream else drawn.step
-        num_samples = len(drawn.keys) if self._batches else 1
-        number = self._metrics.note_inline(self.number, step, num_samples, self._asked_ns, began_ns, cpu_ns)
-        work = None if self._pull is None or self._is_stream else IndexWork(self.number, step, None)
-        return Delivery(work, batch=batch, number=number)
+        num_samples = (len(drawn.keys) if self._batches else 1) - len(built.failures)
+        built.number = self._metrics.note_inline(self.number, step, num_samples, self._asked_ns, began_ns, cpu_ns)
+        if self._pull is not None and not self._is_stream:
+            built.work = IndexWork(self.number, step, None)
+        return built
 
     def take(self) -> Delivery:
         """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
@@ -187,6 +204,8 @@ class InlineEpoch(Epoch):
             if drawn is None:
                 self.end()
                 self._stop()
+        if self.is_closed:
+            self._stop()
         if self._built is None:
             self._unused = None
             self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it

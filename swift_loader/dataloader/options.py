@@ -12,7 +12,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -216,6 +216,30 @@ def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) ->
             f"shard_stream={shard_stream!r} is for an IterableDataset; the samples of a "
             f"{type(dataset).__name__} are shared out by its sampler, see swift_loader.distributed"
         )
+
+
+def num_samples_of(loader: Any) -> int | None:
+    """Return how many samples an epoch has, for `max_errors`; None: nobody says it, or nobody needs it.
+
+    Raises `ValueError` if the options for samples that fail can't be kept.
+    """
+    if loader.on_error == "raise":
+        return None
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(  # noqa: TRY004 - torch's type for arguments that don't go together
+            "on_error='skip' is for a map-style dataset: an iterator that has raised can't go on. Let the __iter__ of "
+            f"the {type(loader.dataset).__name__} leave out what it can't read"
+        )
+    number, batches = None, loader.batch_sampler
+    with suppress(TypeError, NotImplementedError, AttributeError):  # a sampler needs no length
+        is_own = loader.batch_size is None and batches is not None
+        number = len(batches) * batches.batch_size if is_own else len(loader.sampler)
+    if number is None and isinstance(loader.max_errors, float):
+        raise ValueError(
+            f"max_errors={loader.max_errors} is a fraction of the epoch's samples, whose number the sampler doesn't "
+            f"say: it has no length, or a batch sampler no batch_size. Give an integer"
+        )
+    return number
 
 
 def shard_of(loader: Any) -> StreamShard | None:

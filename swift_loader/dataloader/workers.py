@@ -40,6 +40,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, WorkSource
 from swift_loader.transport.segments import SegmentPool
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_worker import StreamShard, TorchMode
@@ -156,7 +157,14 @@ def start_workers(
         raise TypeError(f"dataset is {what}; give an instance of a dataset")
     collate_fn = collate_to_send if loader.collate_fn is default_collate else loader.collate_fn
     rng = rng_of(loader) if not uses_threads else wanted_rng(loader) if is_first else Rng.NONE
-    options = WorkerOptions(dataset=loader.dataset, collate_fn=collate_fn, rng=rng, start_method=method, torch=mode)
+    options = WorkerOptions(
+        dataset=loader.dataset,
+        collate_fn=collate_fn,
+        rng=rng,
+        on_error=OnError(loader.on_error),
+        start_method=method,
+        torch=mode,
+    )
     if uses_threads and needs_copies(loader.dataset):
         options = replace(options, dataset_per_worker=True)
     try:

@@ -96,6 +96,7 @@ class ShownIterator(LoopIterator):
     """
 
     _bar: Any = None
+    _unit = "batch"
     _began_s = _waited_s = 0.0
     """When the bar began, and how long the loop has waited since."""
 
@@ -110,7 +111,7 @@ class ShownIterator(LoopIterator):
         asked_s, bar, (epoch, num_done, num_batches, rank) = time.perf_counter(), self._bar, self._place()
         with self._drawing():
             if bar is None:
-                shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done, "unit": "batch"}
+                shown: dict[str, Any] = {"desc": f"epoch {epoch}", "initial": num_done, "unit": self._unit}
                 is_hidden = bool(rank or expected_ranks(None).rank)
                 self._bar = _bar_class()(total=num_batches, mininterval=0.25, miniters=1, disable=is_hidden, **shown)
             else:

@@ -70,14 +70,17 @@ def place_of(work: Work, rank: int, worker_id: int | None, index: int | None) ->
     return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
-def rebuild_sample(failed: SampleFailed, epoch: int, step: int, exception: Exception) -> SampleFailure:
+def rebuild_sample(failed: SampleFailed, work: Work, exception: Exception) -> SampleFailure:
     """Return the record of a failed sample of a batch, given its rebuilt exception."""
     failure = failed.failure
-    assert failure.index is not None
+    index: Any = failure.index
+    if index is None and isinstance(work, IndexWork):  # only integers are sent
+        keys = work.indices if isinstance(work.indices, (list, tuple)) else [work.indices]
+        index = keys[failed.position] if failed.position < len(keys) else None
     return SampleFailure(
-        epoch=epoch,
-        step=step,
-        index=failure.index,
+        epoch=work.epoch,
+        step=work.step,
+        index=index,
         exception=exception,
         reason=f"{failure.type_name}: {failure.message}",
         traceback=failure.traceback,

@@ -131,7 +131,7 @@ class LocalBuilder:
         for failed in failures:
             where = f", {describe_work(task.work, self._plan)}"
             error = rebuild(failed.failure, self._who, self._definitions, where)
-            failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
+            failure = rebuild_sample(failed, task.work, error)
             events.append(SampleFailed(self._worker, task.generation, task.sequence, failure))
         return events
 

@@ -137,7 +137,7 @@ class Explainer:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""
         work = worker.tasks[0].work
         error = self.rebuilt(failed.failure, self.who(worker), self._definitions, self.describe(work))
-        return rebuild_sample(failed, work.epoch, work.step, error)
+        return rebuild_sample(failed, work, error)
 
     # Workers that hang ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from swift_loader.delivery.iterator import LoopIterator, Turn
+from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
@@ -23,6 +23,8 @@ from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checke
 from swift_loader.sampling.plan import MAX_EPOCH
 
 VERSION = 1
+
+_CLOSED = "the pipeline was closed; make a new one"
 
 # Where a run is, as plain types.
 
@@ -281,7 +283,7 @@ class PipelineIterator(LoopIterator):
         """End all threads and processes. Idempotent. Later calls of `next` raise `StopIteration` or the error."""
         is_over = self._position is not None and self._position.is_over
         if self._error is None and not is_over:
-            self._error = LoaderClosed("the pipeline was closed; iterate over it again")
+            self._error = LoaderClosed(_CLOSED)
         if self._closing is not None:
             run_finalizer(self._closing)
         if (run := self.run) is not None:
@@ -292,6 +294,23 @@ class PipelineIterator(LoopIterator):
         where = "" if self._position is None else f", epoch {self._position.epoch}"
         state = "running" if self.run is not None else "fresh" if self._position is None else "closed"
         return f"<PipelineIterator: {state}{where}>"
+
+
+class ShownPipelineIterator(ShownIterator, PipelineIterator):
+    """The same with a bar."""
+
+    _unit = "result"
+    _num_results = 0
+
+    def _place(self) -> tuple[int, int, int | None, int]:
+        if self._position is not None:
+            return 0, self._num_results, None, 0  # the bar is there
+        epoch, is_whole = self._epochs.next_epoch
+        return epoch, 0, self._chain.num_results if is_whole else None, 0
+
+    def _note(self, taken: Item) -> None:
+        self._num_results += 1
+        super()._note(taken)
 
 
 class Epochs:
@@ -311,11 +330,14 @@ class Epochs:
         self._loaded: PipelineState | None = None
         self._ranks: list[str] | None = None
         """Of the passes since the state was loaded, see `find_ranks`. None: there were none."""
+        self._begun: list[weakref.ref[PipelineIterator]] = []
+        """All iterators that have begun, and live. Any thread adds, and removes."""
         self._latest: weakref.ref[PipelineIterator] | None = None
         self.position: Position | None = None
         """Of the latest iterator."""
         self.tally = Tally()
         """The counts of the latest run; empty before the first."""
+        self._is_closed = False
         self._settle()
 
     def _settle(self) -> None:
@@ -352,7 +374,9 @@ class Epochs:
         for plain in self.chain.origin.plains:
             plain.past.is_used_up |= plain.past.has_given and plain.is_iterator
         _warn_of_used_up(self.chain)
-        self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
+        self._latest = weakref.ref(iterator, self._begun.remove)
+        self._begun.append(self._latest)  # first, because another thread may close it while it opens
+        self._check_open()
         run = next((run for run in self._idle if loaded is None and run.epoch == state.epoch), None)
         if run is not None:  # it goes on with this epoch
             iterator.own(run)
@@ -400,6 +424,12 @@ class Epochs:
             f"pipeline again"
         )
 
+    @property
+    def next_epoch(self) -> tuple[int, bool]:
+        """The epoch that begins next, and whether from its beginning."""
+        loaded = self._loaded
+        return (self._next_epoch, True) if loaded is None else (loaded.epoch, loaded.place is None)
+
     def votes(self) -> RankVotes | None:
         """Return what lets the ranks end together; None if they needn't. The first time, it waits for all of them."""
         if self._votes is None and self.chain.equal_batches:
@@ -432,7 +462,8 @@ class Epochs:
             self._tell(state.told, state.place)
         elif self._told is not None and self.chain.origin.is_endless:
             self._tell(state.epoch, state.place)  # the run before has told them later ones
-        tally, chain = Tally(state.epoch, self.chain.max_errors, iter(state.failures)), self.chain
+        chain, kept = self.chain, self.tally.failures
+        tally = Tally(state.epoch, chain.max_errors, iter(state.failures), failures=kept)
         plains = chain.origin.plains
         unknown = (None,) * len(plains)
         at_start = (() if self.position is None else self.position.begins()) or unknown
@@ -503,6 +534,7 @@ class Epochs:
         Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages;
         nothing has changed then.
         """
+        self._check_open()
         loaded = PipelineState.from_dict(state)
         if self._given_seed is not None and loaded.seed != self._given_seed:
             raise StateMismatch(
@@ -529,11 +561,16 @@ class Epochs:
         return None if iterator is None else iterator.run
 
     def close(self) -> None:
-        """End the current iteration, with all threads and processes. Idempotent."""
-        iterator = None if self._latest is None else self._latest()
-        if iterator is not None:
-            iterator.close()
+        """End all iterations, with all threads and processes. No other one begins. Idempotent."""
+        self._is_closed = True
+        for iterator in [reference() for reference in self._begun]:
+            if iterator is not None:
+                iterator.close()
         _free(self._idle, self._event_loop)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LoaderClosed(_CLOSED)
 
 
 def _warn_of_used_up(chain: Chain) -> None:

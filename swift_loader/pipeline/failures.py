@@ -145,6 +145,8 @@ class Tally:
     """In the order of the pipeline."""
     policies: list[FailurePolicy] = field(default_factory=list)
     """Of the stages that have one."""
+    failures: deque[ItemFailure] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_FAILURES))
+    """The last items that were left out, of all runs. The threads of all stages add."""
     ended_s: float = 0.0
     """When the run was closed; 0: it goes on."""
 
@@ -231,12 +233,12 @@ class FailurePolicy:
         if self.places is not None and max(self.max_errors or 0, self.tally.max_errors or 0) >= 1:
             self.places.append(after)
         self._last = item, raised
+        failure = ItemFailure(self.stage, item, error, "".join(traceback.format_exception(error)))
+        self.tally.failures.append(failure)
         self._check(MIN_ITEMS)
         without_frames(raised)
-        if self._first is None or len(self.kept) < MAX_KEPT_FAILURES:
-            failure = ItemFailure(self.stage, item, error, "".join(traceback.format_exception(error)))
-            self._first = self._first or failure
-            self.kept += [failure] if len(self.kept) < MAX_KEPT_FAILURES else []
+        self._first = self._first or failure
+        self.kept += [failure] if len(self.kept) < MAX_KEPT_FAILURES else []
         num, num_items = self.failed[self.epoch], self.seen[self.epoch]
         if num > MIN_ITEMS // 2 and num_items <= MIN_ITEMS and not self._has_warned:
             self._has_warned = True

@@ -14,14 +14,17 @@ from swift_loader.checks import (
     check_integer,
     check_max_errors,
     check_optional_integer,
+    check_progress,
     check_seconds,
+    check_skips,
 )
-from swift_loader.pipeline.epochs import Epochs, PipelineIterator
+from swift_loader.pipeline.epochs import Epochs, PipelineIterator, ShownPipelineIterator
+from swift_loader.pipeline.failures import ItemFailure
 from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Prefetch, Shard, Shuffle, Unbatch
 from swift_loader.pipeline.sources import Chain, Gathered, Join, OnEnd, Plain, check_source
-from swift_loader.report.report import html_table
+from swift_loader.report.report import Report, html_table
 from swift_loader.runtime import Closing
 from swift_loader.sampling.mixture import Changes, changes_of
 
@@ -61,6 +64,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         seed: int | None = None,
         max_errors: float | None = None,
         equal_batches: bool = False,
+        progress: bool = False,
     ) -> None:
         """Take items from a source. This pulls no item yet.
 
@@ -78,14 +82,16 @@ class Pipeline(Closing, Generic[_Item_co]):
                 joined, the first one's limit holds.
             equal_batches: True ends an epoch on all ranks after the same number of results. See
                 [several ranks](stages.md#on-several-ranks). If pipelines are joined, it holds if one of them has it.
+            progress: True shows a bar of each epoch on rank 0: results, speed, time left, and the share of the time in
+                which the loop waited for data. It needs tqdm. If pipelines are joined, it holds if one of them has it.
 
         Raises:
             TypeError: The source can't be iterated over.
         """
         check_source(source)
         plain = Plain(source, check_flag("continuous", continuous))
-        limit = check_max_errors("max_errors", max_errors)
-        chain = Chain(plain, max_errors=limit, equal_batches=check_flag("equal_batches", equal_batches))
+        limit, is_equal = check_max_errors("max_errors", max_errors), check_flag("equal_batches", equal_batches)
+        chain = Chain(plain, (), limit, is_equal, check_progress("progress", progress))
         self._set_up(chain, check_optional_integer("seed", seed, 0))
 
     def _set_up(self, chain: Chain, seed: int | None) -> None:
@@ -196,10 +202,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         if kind.is_async != (where is Where.LOOP):
             allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
             raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r} isn't allowed; it must be 'raise' or 'skip'")
-        if max_errors is not None and on_error == "raise":
-            raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; give on_error='skip'")
+        limit = check_skips(on_error, max_errors)
         waiting = check_optional_integer("buffer_size", buffer_size, 0)
         return self._with(
             Map(
@@ -208,7 +211,7 @@ class Pipeline(Closing, Generic[_Item_co]):
                 where,
                 check_choice("output_order", output_order, OutputOrder),
                 skips_failures=on_error == "skip",
-                max_errors=check_max_errors("max_errors", max_errors),
+                max_errors=limit,
                 timeout_s=check_seconds("timeout", timeout),
                 max_in_flight=workers + (workers if waiting is None else waiting),
             )
@@ -341,15 +344,15 @@ class Pipeline(Closing, Generic[_Item_co]):
         chains = tuple(pipeline._chain for pipeline in pipelines.values())  # noqa: SLF001 - of this class
         seeds = tuple(pipeline._seed for pipeline in pipelines.values())  # noqa: SLF001
         origin = Gathered(chains, seeds, join, tuple(map(str, pipelines)), changes, on_end)
-        is_equal = any(chain.equal_batches for chain in chains)
-        joined = Chain(origin, max_errors=chains[0].max_errors, equal_batches=is_equal)
+        is_equal, progress = any(one.equal_batches for one in chains), any(one.progress for one in chains)
+        joined = Chain(origin, (), chains[0].max_errors, is_equal, progress)
         return Pipeline._made(joined, seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[_Item_co]:
         """Return an iterator over the next epoch, or over the rest of a loaded one. Its first `next` begins it."""
-        return PipelineIterator(self._epochs)
+        return (ShownPipelineIterator if self._chain.progress else PipelineIterator)(self._epochs)
 
     def __len__(self) -> int:
         """Return the number of results of an epoch.
@@ -401,6 +404,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         `next` raises `StateMismatch` if an epoch can't continue because its source has an index and another length.
 
         Raises:
+            LoaderClosed: The pipeline was closed.
             TypeError: The state isn't a dict.
             StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
         """
@@ -408,21 +412,35 @@ class Pipeline(Closing, Generic[_Item_co]):
 
     # What it does -----------------------------------------------------------------------------------------------------
 
-    def report(self) -> dict[str, Any]:
-        """Return what each stage of the latest iteration has done, and the items that were left out.
+    @property
+    def failures(self) -> list[ItemFailure]:
+        """The last 1,000 items that were left out, oldest first, with `on_error="skip"`.
 
-        "stages" has for each stage "items_in", "items_out", "items_per_s", and the shares of its time (0 to 1) that
-        are "waiting_for_input" and "waiting_for_output". For one with workers: "busy" (a share), the seconds of its
-        last 1,000 calls ("call_s_p50", "call_s_p99"), and how full the queues before and after the workers were on
-        average ("queue_in_front", "queue_behind"). [Which stage is slow?](stages.md#which-stage-is-slow)
+        A failure counts once its stage has left out the item, which may be some items ahead of the loop.
+        """
+        return [*self._epochs.tally.failures.copy()]
+
+    def report(self) -> Report:
+        """Return a report of what each stage of the latest iteration has done, and the items that were left out.
+
+        `print` it. As a mapping, it has "stages", which has for each stage "items_in", "items_out", "items_per_s", and
+        the shares of its time (0 to 1) that are "waiting_for_input" and "waiting_for_output". For one with workers:
+        "busy" (a share), the seconds of its last 1,000 calls ("call_s_p50", "call_s_p99"), and how full the queues
+        before and after the workers were on average ("queue_in_front", "queue_behind").
+        [Which stage is slow?](stages.md#which-stage-is-slow)
 
         "num_failures" counts the items that were left out. "failures" lists the
         [first ones](stages.md#what-happens-when-something-fails) as `ItemFailure`.
         """
-        return self._epochs.tally.report()
+        tally = self._epochs.tally
+        return Report(counts=tally.report(), stages=str(tally))
 
     def close(self) -> None:
-        """End the current iteration, with all threads and processes. Idempotent."""
+        """Stop all processes and threads and free all resources, within 5 s.
+
+        Any thread may call it, more than once. Results that you keep stay valid. An iterator in use raises
+        `LoaderClosed` at its next result. The pipeline is over: so does each later iteration.
+        """
         self._epochs.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -493,6 +511,7 @@ class StageLoader(Pipeline[Any]):
         max_errors: float | None = None,
         seed: int | None = None,
         equal_batches: bool = False,
+        progress: bool = False,
     ) -> None:
         """Check the arguments. This starts nothing.
 
@@ -517,6 +536,7 @@ class StageLoader(Pipeline[Any]):
             seed: Integer of at least 0: base of random draws by `sample_rng()`. Default: torch's seed, or one from the
                 clock.
             equal_batches: True ends an epoch on all ranks after the same number of results, as in `Pipeline`.
+            progress: True shows a bar of each epoch on rank 0, as in `Pipeline`.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -525,7 +545,7 @@ class StageLoader(Pipeline[Any]):
         threads = check_integer("num_threads", num_threads, 1, MAX_CONCURRENCY)
         order = check_choice("output_order", output_order, OutputOrder).value
         errors: dict[str, Any] = {"output_order": order, "on_error": on_error, "max_errors": max_errors}
-        pipeline: Pipeline[Any] = Pipeline(src, seed=seed, equal_batches=equal_batches)
+        pipeline: Pipeline[Any] = Pipeline(src, seed=seed, equal_batches=equal_batches, progress=progress)
         if preprocessor is not None:
             pipeline = pipeline.map(preprocessor, concurrency=threads, **errors).drop_none()
         if batch_size is not None:

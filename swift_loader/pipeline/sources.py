@@ -548,6 +548,8 @@ class Chain:
     """How many items all stages may leave out together in an epoch; below 1: which share of them."""
     equal_batches: bool = False
     """Whether an epoch is over on all ranks as soon as it is over on one of them."""
+    progress: bool = False
+    """Whether each epoch has a bar."""
 
     @property
     def beginning(self) -> Place:

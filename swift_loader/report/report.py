@@ -251,6 +251,8 @@ class Report(Mapping[str, Any]):
     """What the loader calls its number of workers."""
     tuning: tuple[str, ...] = ()
     """What the loader did about its number of workers, and why, if it chooses that itself."""
+    stages: str = ""
+    """What each stage of a pipeline does, a line for each."""
 
     def __getitem__(self, name: str) -> Any:
         return self.counts[name]
@@ -279,6 +281,8 @@ class Report(Mapping[str, Any]):
         return () if self.observations is None or self.tuning else advise(self.observations, self.option)
 
     def _measured(self) -> Observations:
+        if self.observations is None and "stages" in self.counts:
+            raise ValueError("a pipeline's report has no batches; report['stages'] says which stage is slow")
         if self.observations is None:
             raise ValueError("nothing is measured: ask again once the loop got a batch; benchmark=False measures none")
         return self.observations
@@ -292,7 +296,8 @@ class Report(Mapping[str, Any]):
     def to_dict(self) -> dict[str, Any]:
         """Return all of it but the single batches, as plain JSON types."""
         if self.observations is None:
-            return dict(self.counts)
+            failures = {name: [*map(repr, self.counts[name])] for name in self.counts if name == "failures"}
+            return {**self.counts, **failures}
         return {
             **self.counts,
             "verdict": {"bound": self.verdict.bound.value, "wait_share": self.verdict.wait_share},
@@ -351,6 +356,10 @@ def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
 def _lines(report: Report) -> Iterator[str]:
     """Yield the report in at most 25 lines."""
     observations = report.observations
+    if report.stages:
+        yield from report.stages.split("\n")
+        yield f"{counted(report['num_failures'], 'item')} left out"
+        return
     if observations is None or not len(observations.batches):
         yield "<Report: nothing is measured>" if observations is None else "<Report: no batches yet>"
         return

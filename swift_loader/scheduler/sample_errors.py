@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from swift_loader.errors import TooManyErrors
+from swift_loader.errors import TooManyErrors, warn
 from swift_loader.sampling.plan import BatchPlan
 
 MAX_KEPT_FAILURES = 1000
@@ -28,8 +29,8 @@ class SampleFailure:
     epoch: int
     step: int
     """The batch's number in its epoch, from 0."""
-    index: int
-    """The dataset index."""
+    index: Any
+    """The dataset index: an int. Of a DataLoader, what the sampler gave for it."""
     exception: Exception
     """What the dataset raised. It has its original type if that can be pickled, else it is a `WorkerError`. Its
     `__cause__` is a `RemoteTraceback` with worker, batch and traceback."""
@@ -71,7 +72,7 @@ class SampleErrors:
         self._max_errors = max_errors
         self._kept: deque[SampleFailure] = deque(maxlen=MAX_KEPT_FAILURES)
         self._epoch = 0
-        self._num_samples = 0
+        self._num_samples: int | None = 0
         self._first: SampleFailure | None = None
         self._by_type: Counter[str] = Counter()
         """Failures of the current pass, by the exception's type."""
@@ -84,8 +85,8 @@ class SampleErrors:
         """The last `MAX_KEPT_FAILURES` failures, oldest first."""
         return list(self._kept)
 
-    def begin(self, epoch: int, num_samples: int) -> None:
-        """Reset the count for a pass through an epoch. `num_samples` is this rank's share of it."""
+    def begin(self, epoch: int, num_samples: int | None) -> None:
+        """Reset the count for a pass through an epoch. `num_samples` is this rank's share of it; None: not known."""
         self._epoch = epoch
         self._num_samples = num_samples
         self._first = self._noted = None
@@ -106,28 +107,35 @@ class SampleErrors:
         num_failed, limit = self._by_type.total(), self._max_errors
         if limit is None:
             return
-        allowed = int(limit * self._num_samples) if isinstance(limit, float) else limit
+        allowed = int(limit * (self._num_samples or 0)) if isinstance(limit, float) else limit
         if num_failed <= allowed:
             return
-        self.begin(self._epoch, self._num_samples)  # the error is the summary, so `take_summary` has nothing to add
-        last = failures[-1]
+        of_all, last = self._of_all("the "), failures[-1]
+        self.begin(self._epoch, self._num_samples)  # the error is the summary, so `warn` has nothing to add
         raise TooManyErrors(
-            f"{num_failed:,} of the {self._num_samples:,} samples of epoch {self._epoch} have failed, and "
+            f"{of_all} of epoch {self._epoch} have failed, and "
             f"max_errors={limit} allows no more than {allowed}; the last one has dataset index {last.index}. Fix the "
             f"samples in loader.failures, or raise max_errors"
         ) from last.exception
 
-    def take_summary(self) -> str | None:
-        """Return a warning about the failures of the pass, once; None if there are none."""
+    def warn(self) -> None:
+        """Warn once about the failures of the pass, if there are any.
+
+        Raises `SwiftLoaderWarning` if the user's warning filter turns warnings into errors.
+        """
         first = self._first
         if first is None:
-            return None
+            return
         what = "replaced by others" if first.replaced_by is not None else "left out"
         kinds = ", ".join(f"{name} {count:,}" for name, count in self._by_type.most_common())
         reason = " ".join(first.reason.split())[:_MAX_SHOWN_TEXT]
         text = (
-            f"epoch {self._epoch}: {self._by_type.total():,} of {self._num_samples:,} samples failed and were {what}: "
+            f"epoch {self._epoch}: {self._of_all()} failed and were {what}: "
             f"{kinds}; the first: dataset index {first.index} ({reason}); see loader.failures"
         )
         self.begin(self._epoch, self._num_samples)
-        return text
+        warn(text)
+
+    def _of_all(self, the: str = "") -> str:
+        num_failed, num_samples = self._by_type.total(), self._num_samples
+        return f"{num_failed:,} {'' if num_samples is None else f'of {the}{num_samples:,} '}samples"

@@ -22,8 +22,6 @@ from swift_loader.integrations import converted
 from swift_loader.loader import SwiftLoader
 from swift_loader.options import refuse_unknown
 from swift_loader.ranks.ranks import expected_ranks, find_ranks
-from swift_loader.runtime import Closing
-from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.vision.collate import fast_collate, tensor_collate
 from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader
@@ -265,29 +263,14 @@ def _make_image_loader(given: Mapping[str, Any], reason: str, create: Callable[.
     return converted(loader, ImageLoader)
 
 
-class ImageLoader(DataLoader[Any], Closing):
+class ImageLoader(DataLoader[Any]):
     """A DataLoader of timm's order, with what training loops call."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, on the dataset and the samplers that have one."""
-        for taker in [self.dataset, *chain_of(self.sampler, self.batch_sampler)]:
-            if hasattr(taker, "set_epoch"):
-                taker.set_epoch(epoch)
-        if isinstance(self.dataset, IterableDataset):
-            self._iterator = None  # workers that persist have copies of it
 
     def device_key(self) -> int:
         """Return the key of the last batch, see `device.prefetch.batch_key`. For a `DevicePrefetcher`."""
         epoch: Any = self._latest
         place = epoch.number, epoch.num_yielded - 1, expected_ranks(None).rank
         return derive_key(epoch.draws.begun.base_seed, Purpose.DEVICE.value, *place)
-
-    def close(self) -> None:
-        """Let the workers go. Batches that the user keeps stay valid. Idempotent."""
-        if self._latest is not None:
-            self._latest.shut_down()
-        if self._workers is not None:
-            self._workers.close()
 
 
 def _taken_by(callee: Callable[..., Any], given: Mapping[str, Any], **others: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Fa
 from swift_loader.transport.slots import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import KeyedSamples, PlannedSamples, Samples
+from swift_loader.worker.fetch import KeyedSamples, OnError, PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
@@ -158,7 +158,8 @@ class BatchBuilder:
         elif mode.is_stream:
             self.samples = StreamSamples(dataset, mode, seed, worker)
         else:
-            self.samples = KeyedSamples(dataset, mode, options.rng, seed, worker)
+            skips_with = definitions if options.on_error is OnError.SKIP else None
+            self.samples = KeyedSamples(dataset, mode, options.rng, seed, worker, skips_with)
         self._collate = collate_into(options.collate_fn)
         self._has_users_collate = not options.has_own_collate
         self._batch_encoder = options.batch_encoder

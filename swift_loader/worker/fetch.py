@@ -20,6 +20,7 @@ from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
+from swift_loader.sampling.integers import as_integer
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.by_value import Definitions
@@ -167,9 +168,7 @@ class PlannedSamples(Samples):
         self._hung = {} if hung is None else hung
         self._definitions = definitions
         self._get_items: Any = getattr(dataset, "__getitems__", None)
-        torch_data = sys.modules.get("torch.utils.data")
-        method = getattr(type(dataset), "__getitem__", None)  # torch's own only raises NotImplementedError
-        self._gives_single_samples = method not in (None, torch_data and torch_data.Dataset.__getitem__)
+        self._gives_single_samples = _gives_single_samples(dataset)
         """Whether `__getitem__` gives the samples of `__getitems__`."""
         self._may_fail_singly = True
         """False: `__getitems__` returns whole batches, from which no sample can be left out."""
@@ -259,7 +258,7 @@ class PlannedSamples(Samples):
         failure = describe_failure(error, FailureStage.FETCH, self._definitions, index=index)
         failures.append(SampleFailed(position, replaced_by, failure))
         if not fetching.indices:
-            raise BuildError(FailureStage.FETCH, failures=failures) from _nothing_left(error, fetching.epoch, failures)
+            raise _nothing_left(error, fetching.epoch, failures, ", or pass on_error='replace'")
 
     def _replace(self, error: Exception, fetching: Fetching) -> int:
         """Fetch another sample in place of the failed one; return its dataset index."""
@@ -294,6 +293,12 @@ class PlannedSamples(Samples):
         raise BuildError(FailureStage.FETCH, failed, note=note) from error
 
 
+def _gives_single_samples(dataset: Any) -> bool:
+    """Return whether a dataset has a `__getitem__` of its own. torch's only raises `NotImplementedError`."""
+    torch_data = sys.modules.get("torch.utils.data")
+    return getattr(type(dataset), "__getitem__", None) not in (None, torch_data and torch_data.Dataset.__getitem__)
+
+
 class _Singles:
     """Adds `__getitem__` to a dataset that only has `__getitems__`."""
 
@@ -321,16 +326,18 @@ def harmless(error: Exception) -> Exception:
     return wrapped
 
 
-def _nothing_left(error: Exception, epoch: int, failures: Sequence[SampleFailed]) -> TooManyErrors:
+def _nothing_left(error: Exception, epoch: int, failures: Sequence[SampleFailed], remedy: str = "") -> BuildError:
     indices = [failed.failure.index for failed in failures]
     shown = ", ".join(map(str, indices[:_MAX_SHOWN_INDICES])) + (", ..." if len(indices) > _MAX_SHOWN_INDICES else "")
     none_left = TooManyErrors(
         f"all {len(indices)} samples of a batch of epoch {epoch} failed (dataset indices {shown}). A batch can't be "
-        f"left out, because all ranks must have the same number of batches. Fix the samples, use a larger batch_size, "
-        f"or pass on_error='replace'"
+        f"left out, because all ranks must have the same number of batches. Fix the samples, or use a larger "
+        f"batch_size{remedy}"
     )
     none_left.__cause__ = error
-    return none_left
+    failed = BuildError(FailureStage.FETCH, failures=failures)
+    failed.__cause__ = none_left
+    return failed
 
 
 # By torch's sampler ---------------------------------------------------------------------------------------------------
@@ -356,10 +363,19 @@ class KeyedSamples(Samples):
     samples.
     """
 
-    def __init__(self, dataset: Any, mode: TorchMode, rng: Rng, seed: int, worker: TorchIdentity | None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        mode: TorchMode,
+        rng: Rng,
+        seed: int,
+        worker: TorchIdentity | None,
+        skips_with: Definitions | None = None,
+    ) -> None:
         """`dataset`: map-style. Its state, if it has one, is part of the snapshots. `mode`: how torch's workers do it.
 
         `seed`: the base seed that the generators were seeded with. `worker` None: nothing here is a worker.
+        `skips_with`: describes the samples that fail, which are left out; None: they raise.
         """
         # A batch that is built twice would change the dataset's state twice.
         self._saves = is_stateful(dataset)
@@ -369,6 +385,10 @@ class KeyedSamples(Samples):
         self._seed = seed
         self._worker = worker
         self._get_items: Any = getattr(dataset, "__getitems__", None) if mode.auto_collation else None
+        self._skips_with = skips_with
+        self._singles: Any = (
+            dataset if not self._get_items or _gives_single_samples(dataset) else _Singles(self._get_items)
+        )
         self._num_batches = self._save_at = self._distance = 0
         """How many batches there were, at which number the state is due, and how many came between the last two."""
         self._digests: list[bytes] | None = None
@@ -404,19 +424,34 @@ class KeyedSamples(Samples):
         except Exception as error:
             raise BuildError(FailureStage.FETCH) from harmless(error)
         first = task.step << POSITION_BITS  # unique in the epoch
-        self.seeding.begin(Fetching(self._seed, task.epoch, range(first, first + len(listed)), samples))
-        try:
-            if get_items:
-                if self.seeding.by_sample and listed:
-                    self.seeding.begin_sample(0)
-                fetched = get_items(keys)
-            else:
-                self._fetch_each(self._dataset, listed)
-                fetched = samples.copy() if is_batch else samples[0]
-        except Exception as error:
-            # A function for all samples doesn't say which one failed, and a handler may raise behind the last one.
-            failed = None if get_items or len(samples) == len(listed) else listed[len(samples)]
-            raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
+        fetching = Fetching(self._seed, task.epoch, range(first, first + len(listed)), samples)
+        self.seeding.begin(fetching)
+        fetched, failures = None, list[SampleFailed]()
+        while True:
+            try:
+                if get_items:
+                    if self.seeding.by_sample and listed:
+                        self.seeding.begin_sample(0)
+                    fetched = get_items(keys)
+                    if self._skips_with is not None and not isinstance(fetched, Sequence):
+                        self._skips_with = None  # these are whole batches, out of which none can be left
+                else:
+                    self._fetch_each(self._singles, listed[len(samples) :] if failures else listed)
+                    fetched = samples.copy() if is_batch else samples[0]
+                break
+            except Exception as error:
+                # A function for all samples doesn't say which one failed, and a handler may raise behind the last one.
+                is_known = not get_items and len(samples) < len(listed)
+                failed = listed[len(samples)] if is_known else None
+                may_skip = self._skips_with is not None and not isinstance(error, OF_ALL_SAMPLES)
+                if not may_skip or not (is_known or get_items) or is_interrupt(error):
+                    raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
+                if get_items:
+                    get_items = None
+                    fetching.fetch_one_by_one()
+                    self.counters.fetch_one_by_one()
+                else:
+                    self._leave_out(error, fetching, listed, failures)
         self._num_batches += 1
         every = self._mode.snapshot_every
         if every and self._saves and self._num_batches >= self._save_at:
@@ -431,4 +466,16 @@ class KeyedSamples(Samples):
                 self._save_at = self._num_batches + self._distance
             except Exception as error:
                 raise BuildError(FailureStage.SAVE) from noted(error, SAVES_NONE)
-        return Fetched(fetched, (), len(listed))
+        return Fetched(fetched, failures, len(listed))
+
+    def _leave_out(self, error: Exception, fetching: Fetching, keys: list[Any], failures: list[SampleFailed]) -> None:
+        """Leave the sample that failed out of the batch, and record its failure."""
+        assert self._skips_with is not None, "else it raises"
+        number = len(fetching.samples)
+        key, error = keys.pop(number), harmless(error)
+        self.seeding.replace(fetching)
+        self.counters.leave_out()
+        failure = describe_failure(error, FailureStage.FETCH, self._skips_with, index=as_integer(key))
+        failures.append(SampleFailed(number + len(failures), None, failure))
+        if not keys:
+            raise _nothing_left(error, fetching.epoch, failures)

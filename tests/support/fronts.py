@@ -76,13 +76,6 @@ class Front:
     has_processes: bool = True
     in_order: bool = True
 
-    def end(self, loader: Any, iterator: Any) -> None:
-        if isinstance(loader, DataLoader):
-            if hasattr(iterator, "_shutdown_workers"):
-                iterator._shutdown_workers()
-        else:
-            loader.close()
-
     def __str__(self) -> str:
         return self.name
 

@@ -13,10 +13,13 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_iterators
 from torch.utils.data.distributed import DistributedSampler
 
 from swift_loader import DataLoader, SwiftLoader
+from swift_loader.pipeline import Pipeline
 from tests.support.helpers import ROOT
 
 NUMBERS: Any = list(range(8))
@@ -82,6 +85,67 @@ def test_a_position_is_resumed_in_its_own_epoch_whatever_the_sampler_has_been_se
         seen += batch.tolist()
     assert seen == list(sampler_at(4))
     assert resumed_sampler.epoch == 0, "it isn't this loader's to change"
+
+
+class ByEpoch(list[int]):
+    """A dataset, a sampler or a batch sampler that depends on the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        return 100 * self.epoch + super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+
+class Batches(ByEpoch):
+    def __iter__(self) -> Iterator[Any]:
+        return ([number] for number in super().__iter__())
+
+
+ROWS: Any = range(300)
+PERSISTS: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataset": ByEpoch([1, 2])},
+        {"dataset": ROWS, "sampler": ByEpoch([1, 2])},
+        {"dataset": ROWS, "batch_sampler": Batches([1, 2])},
+        {"dataset": ROWS, "batch_sampler": BatchSampler(ByEpoch([1, 2]), 1, drop_last=False)},
+        {"dataset": ByEpoch([1, 2]), **PERSISTS},
+        {"dataset": ByEpoch([1, 2]), "worker_type": "thread", **PERSISTS},
+    ],
+)
+@pytest.mark.parametrize("is_source", [False, True])
+def test_set_epoch_reaches_samplers_and_dataset(options: Any, is_source: bool) -> None:
+    loader: Any = DataLoader(**options)
+    outer: Any = Pipeline(loader) if is_source else loader
+    for epoch in (0, 2):
+        outer.set_epoch(epoch)
+        assert [int(number) for number in outer] == [100 * epoch + 1, 100 * epoch + 2]
+    with pytest.raises(ValueError, match="epoch=-1 is too small"):
+        outer.set_epoch(-1)
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {}, PERSISTS])
+def test_set_epoch_changes_nothing_where_nobody_takes_it(options: Any) -> None:
+    def epochs(*numbers: int) -> list[Any]:
+        torch.manual_seed(3)
+        loader: Any = DataLoader(NUMBERS, 2, shuffle=True, **options)
+        found = []
+        for number in numbers:
+            if number >= 0:
+                loader.set_epoch(number)
+            found.append([batch.tolist() for batch in loader])
+        return [*found, torch.rand(1).item()]
+
+    assert epochs(7, 7, 0) == epochs(-1, -1, -1)
 
 
 WRONG: list[dict[str, Any]] = [
@@ -216,6 +280,7 @@ def test_a_subclass_may_take_samples_for_batches() -> None:
 OF_EXIT = """
 import builtins, sys
 from swift_loader import DataLoader, SwiftLoader
+from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline import Pipeline
 numbers = list(range(8))
 made = [DataLoader(numbers, 2), DataLoader(numbers, 2, num_workers=1), Pipeline(numbers).map(str).batch(2)]

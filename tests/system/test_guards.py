@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from torch.utils.data import IterableDataset
 
-from swift_loader import DataLoader, WorkerDied
+from swift_loader import DataLoader, LoaderClosed, SwiftLoader, WorkerDied
+from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support.fronts import FRONTS, INTERRUPTED, NUM_BATCHES, Front, Numbers, number_of, pid_of
 from tests.support.helpers import run_script, slow, wait_until
 from tests.support.interrupting import NEVER, Interrupt, Points, call
@@ -51,7 +53,7 @@ def go_through(front: Front, loader: Any, position: int, at: int, *, resumes: bo
         other.load_state_dict(loader.state_dict())
         rest = iter(other)
         assert got + [number_of(batch) for batch in rest] == [*front.planned], f"the state is wrong, {where}"
-        front.end(other, rest)
+        other.close()
     got += [number_of(batch) for batch in iterator]
     assert (got if front.in_order else sorted(got)) == [*front.planned], f"{got} {where}"
     with pytest.raises(StopIteration):
@@ -68,9 +70,9 @@ def go_through_all(front: Front, position: int, choose: Callable[[int], range]) 
             go_through(front, loader, position, at, resumes=front.in_order and position == 3 and number < 7)
         except BaseException as error:
             wrong.append(f"point {at} of {num_points} in batch {position}: {type(error).__name__}: {error}")
-            front.end(loader, iter(()))
+            loader.close()
             loader = front.make()
-    front.end(loader, iter(()))
+    loader.close()
     assert not wrong, "\n".join(wrong)
 
 
@@ -132,13 +134,61 @@ def test_two_threads_in_next_get_each_batch_once(front: Front) -> None:
         for mine in got:  # each thread gets its batches in order
             places = [front.planned.index(number) for number in mine]
             assert places == sorted(places)
-    front.end(loader, iterator)
+    loader.close()
 
 
 def switching(frame: Any, event: str, argument: Any) -> Any:
     """Let another thread run at each line."""
     os.sched_yield()
     return switching
+
+
+# Closing --------------------------------------------------------------------------------------------------------------
+
+SIX: Any = range(6)
+
+
+class Six(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(SIX)
+
+
+CLOSED: list[Callable[[], Any]] = [
+    lambda: SwiftLoader(dataset=SIX, worker_per_consumer=0, shuffle=False, collate_fn=lambda samples: samples[0]),
+    lambda: Pipeline(SIX).map(abs, concurrency=2),
+    lambda: StageLoader(SIX, preprocessor=abs, output_order="input"),
+    lambda: DataLoader(SIX),
+    lambda: DataLoader(SIX, device="cpu"),
+    lambda: DataLoader(Six()),
+    lambda: DataLoader(SIX, num_workers=2, worker_type="thread"),
+    lambda: DataLoader(SIX, num_workers=2),
+    lambda: DataLoader(SIX, num_workers=2, persistent_workers=True),
+    lambda: DataLoader(Six(), num_workers=2, shard_stream=True),
+]
+
+
+@pytest.mark.parametrize("make", CLOSED)
+def test_close_ends_all_iterators_and_only_a_data_loader_begins_again(make: Callable[[], Any]) -> None:
+    with make() as loader:
+        has_one = isinstance(loader, SwiftLoader) or getattr(loader, "persistent_workers", False)
+        begins_again = isinstance(loader, DataLoader)
+        assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 5]
+        iterators = [iter(loader) for _ in range(1 if has_one else 2)]
+        assert {int(next(iterator)) for iterator in iterators} == {0}
+        state = loader.state_dict()
+        loader.close()
+        loader.close()
+        for iterator in iterators * 2:
+            with pytest.raises(LoaderClosed, match="closed; iterate over it again" if begins_again else "; make a new"):
+                next(iterator)
+        assert loader.state_dict() == state
+        wait_until(lambda: all("root" in thread.name for thread in threads_of_loaders()), "the threads have ended")
+        if begins_again:
+            assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 5]
+            return
+        for use in (lambda: next(iter(loader)), lambda: loader.load_state_dict(state)):
+            with pytest.raises(LoaderClosed):
+                use()
 
 
 # Stuck and failed workers ---------------------------------------------------------------------------------------------
@@ -157,7 +207,7 @@ def start_root(front: Front) -> tuple[set[psutil.Process], set[threading.Thread]
     loader = front.make()
     iterator = iter(loader)
     next(iterator)
-    front.end(loader, iterator)
+    loader.close()
     del loader, iterator
     gc.collect()
     return children(), threads_of_loaders()
@@ -191,7 +241,7 @@ def test_close_leaves_no_stuck_worker(front: Front, how: str, tmp_path: Path) ->
     else:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-    front.end(loader, iterator)
+    loader.close()
     del loader, iterator
     wait_until_only(*before)
 
@@ -250,7 +300,7 @@ def test_forks_of_another_loader_change_no_kept_batch_and_leak_no_memory(front: 
     assert most < 60
     iterator = iter(loader)
     next(iterator)
-    front.end(loader, iterator)
+    loader.close()
     assert [number_of(batch) for batch in kept.values()] == list(kept)
     kept.clear()
     del iterator, loader
@@ -279,7 +329,7 @@ def test_a_ready_batch_costs_few_calls(front: Front) -> None:
         for _ in range(NUM_BATCHES):
             counts.append(num_calls_of(iterator.__next__))
             np.ones(100_000).cumsum()  # the loop's work, while batches get ready
-    front.end(loader, iterator)
+    loader.close()
     assert sorted(counts)[len(counts) // 4] <= MOST_CALLS[front.name]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.delivery.iterator import ShownIterator
+from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support import datasets
 
 
@@ -24,6 +25,11 @@ def torchs() -> Any:
     return DataLoader(dataset, 10, num_workers=1, progress=True)
 
 
+def pipeline() -> Any:
+    return Pipeline(range(10), progress=True).map(abs, concurrency=2)
+
+
+ALL = pytest.mark.parametrize("make", [planned, torchs, pipeline])
 BOTH = pytest.mark.parametrize("make", [planned, torchs])
 
 
@@ -48,10 +54,30 @@ def test_the_bar_begins_where_the_loop_is_and_is_closed_when_it_is_left(
     loader.load_state_dict(state)
     assert len(list(loader)) == 6
     assert capsys.readouterr().err.startswith("\repoch 0:  40%")
-    getattr(loader, "close", lambda: None)()
+    loader.close()
 
 
-@BOTH
+def test_the_bar_of_a_pipeline_counts_results(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = pipeline().batch(1)
+    loader.set_epoch(3)
+    for step, _ in enumerate(loader):
+        if step == 3:
+            state = loader.state_dict()
+    shown = capsys.readouterr().err
+    assert shown.startswith("\repoch 3:   0%")
+    assert "10/10" in shown.rpartition("\r")[2]
+    assert "result" in shown
+    assert "% waiting for data]" in shown
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 6
+    last = capsys.readouterr().err.rpartition("\r")[2]  # the place in the epoch isn't known
+    assert last.startswith("epoch 3: 6result [")
+    for made in (Pipeline.mix([pipeline(), Pipeline([1])]), StageLoader([1, 2], progress=True)):
+        assert list(made)
+        assert capsys.readouterr().err.startswith("\repoch 0:")
+
+
+@ALL
 def test_ranks_but_the_first_show_none(
     make: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +86,7 @@ def test_ranks_but_the_first_show_none(
     loader = make()
     assert len(list(loader)) in (5, 10)
     assert capsys.readouterr().err == ""
-    getattr(loader, "close", lambda: None)()
+    loader.close()
 
 
 @BOTH
@@ -74,7 +100,7 @@ def test_what_interrupts_the_making_of_the_bar_loses_no_batch(
         with pytest.raises(ZeroDivisionError):
             next(iterator)
     assert len(list(iterator)) == 10
-    getattr(loader, "close", lambda: None)()
+    loader.close()
 
 
 class Broken(io.StringIO):
@@ -119,9 +145,9 @@ def test_an_error_in_a_batch_s_place_loses_no_other(capsys: pytest.CaptureFixtur
 
 def test_without_it_the_iterators_are_the_usual_ones_and_it_needs_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset: Any = datasets.Counting()
-    for loader in (SwiftLoader(datasets.Counting), DataLoader(dataset)):
+    for loader in (SwiftLoader(datasets.Counting), DataLoader(dataset), Pipeline([1])):
         assert not isinstance(iter(loader), ShownIterator)
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    for make in (planned, torchs):
+    for make in (planned, torchs, pipeline):
         with pytest.raises(ModuleNotFoundError, match=r"progress=True needs tqdm: pip install tqdm"):
             make()

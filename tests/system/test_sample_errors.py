@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from swift_loader import (
+    DataLoader,
     Mixture,
     RemoteTraceback,
     SampleFailure,
@@ -28,6 +29,7 @@ from swift_loader import (
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 from tests.support import datasets
+from tests.support.fronts import Stream
 from tests.support.helpers import exhaustive, ids_of, make_loader, needs_own_generators
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -519,3 +521,93 @@ class Bad1:
         if index == 1:
             raise ValueError("bad")
         return index
+
+
+# A DataLoader skips, too ---------------------------------------------------------------------------------------------
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"seed": 1},
+    {"num_workers": 1, "worker_type": "thread"},
+    {"num_workers": 2},
+    {"num_workers": 2, "device": "cpu", "persistent_workers": True},
+]
+
+
+def torchs(dataset: Any, **options: Any) -> Any:
+    return DataLoader(dataset, **{"batch_size": 4, "on_error": "skip", **options})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dataset_class", [Failing, FailingInBulk, BulkOnly])
+def test_a_data_loader_skips_samples(kind: Any, dataset_class: Any) -> None:
+    bad, expected = (0, 13, 14, 39), "4 of 40 samples failed and were left out"
+    with torchs(dataset_class(bad=bad), **kind) as loader:
+        for epoch in range(2):
+            with pytest.warns(SwiftLoaderWarning, match=f"epoch {epoch}: {expected}") as caught:
+                batches = list(loader)
+            assert ids_of(batches) == without(bad)
+            assert caught[0].filename == __file__
+        found = [(one.epoch, one.index, one.step, one.position) for one in loader.failures]
+        assert found == [(epoch, index, index // 4, index % 4) for epoch in range(2) for index in bad]
+        assert {type(one.exception.__cause__) for one in loader.failures} == {RemoteTraceback}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("max_errors", [2, 0.05])
+def test_a_data_loader_stops_at_too_many(kind: Any, max_errors: float) -> None:
+    with torchs(Failing(bad=(1, 9, 17, 18, 30)), max_errors=max_errors, **kind) as loader:
+        for epoch in range(2):
+            iterator = iter(loader)
+            for _ in range(4):
+                next(iterator)
+            for _ in range(2):
+                with pytest.raises(TooManyErrors, match=f"4 of the 40 samples of epoch {epoch} have failed") as caught:
+                    next(iterator)
+            assert isinstance(caught.value.__cause__, datasets.CustomError)
+        assert [one.index for one in loader.failures] == [1, 9, 17, 18] * 2
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_without_samples_is_an_error_in_its_place_and_a_resume_counts_batches(num_workers: int) -> None:
+    loader = torchs(Failing(20, bad=(1, 4, 5, 6, 7, 13)), num_workers=num_workers)
+    iterator = iter(loader)
+    assert ids_of([next(iterator)]) == [0, 2, 3]
+    with pytest.raises(
+        TooManyErrors, match=r"all 4 samples of a batch of epoch 0 failed \(dataset indices 4, 5, 6, 7\)"
+    ):
+        next(iterator)
+    assert ids_of([next(iterator)]) == [8, 9, 10, 11]
+    resumed = torchs(Failing(20, bad=(13,)), num_workers=num_workers)
+    resumed.load_state_dict(loader.state_dict())
+    assert ids_of(resumed) == ids_of(iterator) == [12, *range(14, 20)]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_data_loader_names_keys_of_any_kind_and_draws_the_same_with_any_number_of_workers() -> None:
+    files: Any = {"a": 1, "b": 2, "d": 4}
+    drawn = []
+    for num_workers in (0, 1):
+        loader = torchs(files, sampler=["a", "c", "b", "d"], batch_size=2, num_workers=num_workers)
+        assert [batch.tolist() for batch in loader] == [[1], [2, 4]]
+        assert [(one.index, type(one.exception), one.position) for one in loader.failures] == [("c", KeyError, 1)]
+        loader = torchs(DrawsAndFails(20), num_workers=num_workers, seed=3)
+        drawn.append([batch["drawn"].tolist() for batch in loader])
+        assert [one.index for one in loader.failures] == [5, 16]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"on_error": "replace"}, "on_error='replace' isn't allowed; it must be 'raise' or 'skip'"),
+        ({"max_errors": 3, "on_error": "raise"}, "max_errors=3 has no effect with on_error='raise'"),
+        ({"max_errors": 1.5}, "max_errors=1.5 isn't a fraction between 0 and 1"),
+        ({"max_errors": 0.5, "sampler": iter([1])}, "whose number the sampler doesn't say: it has no length"),
+        ({"dataset": Stream()}, "on_error='skip' is for a map-style dataset"),
+    ],
+)
+def test_what_a_data_loader_refuses(options: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        torchs(**{"dataset": Failing(), **options})

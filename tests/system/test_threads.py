@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader import LoaderClosed
+from swift_loader import DataLoader, LoaderClosed
 from tests.support import datasets
 from tests.support.helpers import make_loader
 
@@ -51,8 +51,12 @@ def test_a_thread_that_begins_a_pass_ends_that_of_another_one_and_takes_nothing_
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_closing_wakes_all_threads_that_wait_for_a_batch(workers: int) -> None:
-    loader = make_loader(datasets.Slow, workers=workers, kwargs={"seconds": 0.05}, batch_size=16)
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_closing_wakes_all_threads_that_wait_for_a_batch(workers: int, is_torchs: bool) -> None:
+    if is_torchs:
+        loader: Any = DataLoader(datasets.Slow(seconds=0.05), 16, num_workers=workers)  # type: ignore[arg-type]
+    else:
+        loader = make_loader(datasets.Slow, workers=workers, kwargs={"seconds": 0.05}, batch_size=16)
     with loader:
         iterator = iter(loader)
         next(iterator)

@@ -31,7 +31,8 @@ from swift_loader import (
     WeightedBatchSampler,
     distributed,
 )
-from swift_loader.pipeline import Pipeline, StageLoader
+from swift_loader.pipeline import ItemFailure, Pipeline, StageLoader
+from swift_loader.report.report import Report
 from swift_loader.vision import PrefetchLoader, create_loader
 
 Sample = dict[str, NDArray[np.float32]]
@@ -148,6 +149,8 @@ def pipeline_is_used(pool: ThreadPoolExecutor) -> None:
         for batch in pipe:
             assert_type(batch, list[float])
         assert_type(pipe.state_dict(), dict[str, Any])
+        assert_type(pipe.report(), Report)
+        assert_type(pipe.failures, list[ItemFailure])
     for anything in StageLoader(["a"], preprocessor=fetch, batch_size=2, aggregator=b"".join, output_order="input"):
         assert_type(anything, Any)
     contents.map(number_or_none)  # type: ignore[arg-type]

@@ -194,13 +194,6 @@ def test_persistent_workers_see_that_mixup_is_switched_off(timm_data: Any) -> No
             assert any(bool((targets.max(dim=1).values < 1).any()) for _, targets in loader) is is_mixed
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_persistent_workers_of_a_stream_see_its_epoch() -> None:
-    with make(NumberedStream(), workers=1) as loader:
-        assert [targets_of(epoch_of(loader, epoch))[0] for epoch in (0, 5, 1)] == [0, 5, 1]
-
-
 def test_a_stream_is_resumed() -> None:
     with make(NumberedStream(), is_training=True, seed=1) as loader:
         expected = targets_of(loader)
