@@ -597,7 +597,7 @@ class EpochIterator(LoopIterator):
             self._this.take_back(taken.work.step)
             self._lifecycle.take_back(taken.work.step)
 
-    def _take_in(self) -> None:
+    def _note_exception(self) -> None:
         if self._is_dirty and self._session.dispatcher.note_wait():
             self._is_dirty = False
 

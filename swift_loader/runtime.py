@@ -149,6 +149,8 @@ def explaining_starts(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, BlockingIOError) as error:  # Python's for threads, and for processes
+        if error.__context__ is not None and is_interrupt(error.__context__):  # locks of `threading` raise another one
+            raise error.__context__ from None
         raise NoProcessesLeft(f"can't start {what}: {error}. {limits_of_processes()}") from error
 
 

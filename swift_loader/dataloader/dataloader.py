@@ -39,7 +39,7 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.report.report import DATALOADER, Report, facts_of, html_table, plain_length
 from swift_loader.report.trace import write_trace
 from swift_loader.report.tuning import Autotuner
-from swift_loader.runtime import Closing
+from swift_loader.runtime import Closing, run_finalizer
 from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure
@@ -459,14 +459,15 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None, source: SamplerWork | None
     ) -> Epoch:
         base_seed, carried = None, None
-        workers, self._workers = self._workers, None
+        workers = self._workers
         if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
             base_seed = workers.base_seed
             carried = self._latest.carry() if isinstance(self._latest, IndexEpoch) else None
             if not workers.fit(self):
-                workers.close()
+                run_finalizer(workers.close)
         elif workers is not None:  # after a resume: their datasets have gone on since the state was saved
-            workers.close()
+            run_finalizer(workers.close)
+        self._workers = None
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed
         saved = None if resume is None else resume.draws

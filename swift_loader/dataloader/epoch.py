@@ -555,7 +555,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
     def _take_back(self, taken: Delivery) -> None:
         self._epoch.take_back(taken)
 
-    def _take_in(self) -> None:
+    def _note_exception(self) -> None:
         workers = self._epoch.workers
         if workers is not None and workers.dispatcher.note_wait():
             self._epoch.is_dirty = False

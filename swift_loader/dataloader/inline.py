@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 # Private, but the only implementation of torch's fetching, and the same in all its versions.
 from torch.utils.data.dataloader import _DatasetKind
@@ -80,6 +81,7 @@ class InlineEpoch(Epoch):
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
         if begins_epoch or shard is None:
             _restore(self._dataset, saved, begins_epoch=begins_epoch)  # first: it may set the global generators
+        self._begun_at = saved if saved.has_state else replace(saved, dataset_state=self._own_state())
         super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
@@ -109,10 +111,20 @@ class InlineEpoch(Epoch):
             )
         if self._resumed is not None:
             self._continue(self._resumed, saved)
-        self._begun_at, self._num_before = saved, self._num_fetched
+        self._num_before = self._num_fetched
         if self._mover.depth:
             fetch = weakref.WeakMethod(self._fetch_drawn)  # else this would refer to itself
             self._pull = self._mover.ahead(self, lambda: fetch()(), bool)  # type: ignore[misc] # noqa: PLW0108 - it is there
+
+    def _own_state(self) -> Any:
+        """Return the state of a stream that changes as it is read; None if it has none, or nobody saves it."""
+        dataset = self._dataset
+        is_read = isinstance(dataset, IterableDataset) and self._saves
+        if not is_read or not is_stateful(dataset) or stream.is_huggingface(dataset):
+            return None
+        with suppress(NotImplementedError):
+            return deepcopy(dataset.state_dict())
+        return None
 
     def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
         """Go to a position in the middle of an epoch."""

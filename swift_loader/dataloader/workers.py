@@ -247,16 +247,16 @@ class LoaderWorkers:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices, on_arrival)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
-        self.dispatcher = self._dispatcher = Dispatcher(executor, settings, metrics, notices)
-        self.next = self._dispatcher.take
+        self.dispatcher = Dispatcher(executor, settings, metrics, notices)
+        self.next = self.dispatcher.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
-        self.is_ready = self._dispatcher.is_ready
+        self.is_ready = self.dispatcher.is_ready
         """Returns whether it wouldn't block."""
-        self.end_pass = self._dispatcher.end_pass
+        self.end_pass = self.dispatcher.end_pass
         """Records that the loop met the end of its epoch. Loop's thread."""
-        self.close = weakref.finalize(self, self._dispatcher.close)
+        self.close = weakref.finalize(self, self.dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
-        self._dispatcher.start()
+        self.dispatcher.start()
 
     @property
     def may_stay(self) -> bool:
@@ -285,12 +285,12 @@ class LoaderWorkers:
         delivery = replace(before, num_workers=num_workers, max_in_flight=chosen)
         # Datasets that wait for each other when they begin have done so. Those of later workers can't.
         limits = replace(delivery.limits, num_expected=min(num_workers, self.limits.num_expected))
-        self._dispatcher.resize(num_workers, limits)
+        self.dispatcher.resize(num_workers, limits)
         self._delivery, self.limits = delivery, limits
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
         """Begin an epoch. What is left of an earlier one is dropped."""
-        self._dispatcher.begin(source, PlanSettings.of_seed(base_seed), resume)
+        self.dispatcher.begin(source, PlanSettings.of_seed(base_seed), resume)
 
     def explained(self, delivery: Delivery) -> Delivery:
         """Return an error that `next` gave, in torch's words.
@@ -310,7 +310,7 @@ class LoaderWorkers:
         return delivery
 
     def __repr__(self) -> str:
-        return f"<LoaderWorkers {self._dispatcher!r}>"
+        return f"<LoaderWorkers {self.dispatcher!r}>"
 
 
 def _copied(dataset: Any) -> Any:

@@ -107,7 +107,7 @@ class Dispatcher:
         """Whether `close` is under way or has ended. Guarded by `lock`."""
         self.is_dirty = False
         """Whether the loop's thread is at what an exception would leave half done, or has left it so. `begin` has other
-        workers do the work then. The loop's thread writes it, others read it with the loop lock."""
+        workers do the work then. Only a thread that an exception has interrupted leaves it."""
         self._was_waiting = False
         """See `note_wait`."""
 
@@ -215,7 +215,11 @@ class Dispatcher:
         executor = self._executor
         with self._loop_lock:
             receivers = self._open_receivers()
-            receivers.stop(time.monotonic() + CLOSE_LIMIT_S)
+            if not receivers.stop(time.monotonic() + CLOSE_LIMIT_S):
+                raise SwiftLoaderError(
+                    f"the loop was interrupted, and a thread has been decoding a batch for {CLOSE_LIMIT_S:g} s since. "
+                    f"Call next() again"
+                )
             with self.dispatch_lock:
                 garbage = executor.renew()
                 with self.lock:
@@ -272,7 +276,7 @@ class Dispatcher:
             self._was_waiting = False
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
-            self.is_dirty = True
+            self._was_waiting, self.is_dirty = False, True
             try:
                 if not metrics.is_in_pass:
                     metrics.note_asked(entered_ns)
@@ -325,6 +329,7 @@ class Dispatcher:
         delivery = None if did_lead else self.act(takes=takes)  # the threads may have received it until now
         while delivery is None:
             if self._unsent is not None:  # there may be nothing to wait for
+                inbox.is_waiting = True  # nothing is half done
                 raise self._unsent
             self._receive_or_judge(inbox)
             delivery = self.act(takes=takes)
@@ -492,9 +497,10 @@ class Dispatcher:
             try:
                 receivers = self._receivers
                 if not self.is_dirty and receivers is not None:
-                    self.is_dirty = True  # some of the threads may lead, and others not
                     receivers.hand_over()
-                    self.is_dirty = False
+            except BaseException:  # some of the threads may lead, and others not
+                self.is_dirty = True
+                raise
             finally:
                 self._loop_lock.release()
 
@@ -635,8 +641,8 @@ class Receivers:
         if self._leader is _Leader.LOOP and time.perf_counter_ns() - self._left_ns > LONG_ABSENCE_NS:
             self._dispatcher.hand_over_if_idle()
 
-    def stop(self, deadline_s: float) -> None:
-        """Stop the threads. Returns when they have ended, or at the deadline. Idempotent.
+    def stop(self, deadline_s: float) -> bool:
+        """Stop the threads. Returns when they have ended, or at the deadline, and whether they have. Idempotent.
 
         A thread may be decoding, or wait for a lock: a signal handler may close the loader on a thread that holds it.
         """
@@ -645,7 +651,8 @@ class Receivers:
             thread.stop()
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._threads = []
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
 
 
 class _ReceiverThread(LoaderThread):
@@ -681,8 +688,6 @@ class _ReceiverThread(LoaderThread):
 
     def stop(self) -> None:
         """Make the thread end, parked or not. Idempotent."""
-        if self._is_stopping:
-            return
         self._is_stopping = True
         self._inbox.wake()
         self._resumed.put(None)

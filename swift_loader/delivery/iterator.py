@@ -57,7 +57,7 @@ class LoopIterator(Iterator[Any]):
         """Count a batch as not delivered, whether or not it was counted. Be dirty."""
         raise NotImplementedError
 
-    def _take_in(self) -> None:
+    def _note_exception(self) -> None:
         """Take in that an exception comes out of `_advance`. If it has ended a mere wait, nothing is dirty."""
 
     def __next__(self) -> Any:
@@ -78,13 +78,17 @@ class LoopIterator(Iterator[Any]):
                     self._note(taken)
                 except BaseException:
                     if taken is None:
-                        self._take_in()
+                        self._note_exception()
                     raise
                 finally:
                     turn.is_taken = False
         except BaseException:
             if taken is not None:
-                self._take_back(taken)
+                try:
+                    self._take_back(taken)
+                except BaseException:  # of another handler, which Python runs as a call begins
+                    self._take_back(taken)
+                    raise
             raise
         return batch
 

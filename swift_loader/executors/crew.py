@@ -229,6 +229,8 @@ class CrewExecutor(Executor, Generic[AWorker]):
         self._workers: dict[int, AWorker] = {}
         """By serial number. Replaced as a whole, so that any thread may read it."""
         self._num_started = 0
+        self.num_workers = 0
+        """How many there are to be. Known once it has started."""
         self._ends_by_s = 0.0
         """When `close` waits no more for the workers. Known after `stop`."""
 
@@ -250,7 +252,7 @@ class CrewExecutor(Executor, Generic[AWorker]):
         with self._lock:
             if self._state is _State.STOPPED:
                 return False
-            self._state = _State.RUNNING
+            self._state, self.num_workers = _State.RUNNING, num_workers
             for worker_id in range(num_workers):
                 self._begin(worker_id)
             return True
@@ -273,12 +275,12 @@ class CrewExecutor(Executor, Generic[AWorker]):
 
     def renew(self) -> list[Any]:
         """Leave all workers alone, which end after their current task, and start others."""
-        with self._lock:
-            workers, self._workers = self._workers, {}
-        for worker in workers.values():
+        for worker in self._workers.values():
             worker.leave()
+        with self._lock:
+            self._workers = {}
         self._events.clear()
-        for worker_id in range(len(workers)):
+        for worker_id in range(self.num_workers):
             self._begin(worker_id)
         return []
 

@@ -268,6 +268,7 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
                 "be copied while others use it. Give dataset_class, or leave dataset_per_worker out"
             )
         self._options = self.explainer.options = replace(self._options, num_workers=num_workers)
+        self.num_workers = num_workers
         self.max_free = limits.max_ready_per_worker
         for worker in self._workers.values():
             worker.slots.max_free = self.max_free

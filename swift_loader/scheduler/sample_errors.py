@@ -76,9 +76,8 @@ class SampleErrors:
         self._first: SampleFailure | None = None
         self._by_type: Counter[str] = Counter()
         """Failures of the current pass, by the exception's type."""
-        self._noted: tuple[int, int] | None = None
-        """Of which epoch and step they were noted last. A batch comes again if an interrupt came before the loop got
-        it."""
+        self._noted: dict[tuple[int, int], None] = {}
+        """Of which epochs and steps they were noted. After an interrupt, a batch may come again."""
 
     @property
     def kept(self) -> list[SampleFailure]:
@@ -89,7 +88,7 @@ class SampleErrors:
         """Reset the count for a pass through an epoch. `num_samples` is this rank's share of it; None: not known."""
         self._epoch = epoch
         self._num_samples = num_samples
-        self._first = self._noted = None
+        self._first, self._noted = None, {}
         self._by_type.clear()
 
     def note(self, failures: Sequence[SampleFailure]) -> None:
@@ -98,12 +97,12 @@ class SampleErrors:
         Raises `TooManyErrors` if the pass now has more than `max_errors` allows.
         """
         place = failures[0].epoch, failures[0].step
-        if place != self._noted:
+        if place not in self._noted:
             kinds = Counter(failure.reason.partition(":")[0].rpartition(".")[2] for failure in failures)
             kept, by_type = deque((*self._kept, *failures), MAX_KEPT_FAILURES), self._by_type + kinds
             first = self._first or failures[0]
             # No signal handler runs within this line.
-            self._noted, self._kept, self._by_type, self._first = place, kept, by_type, first
+            self._kept, self._by_type, self._first, self._noted[place] = kept, by_type, first, None
         num_failed, limit = self._by_type.total(), self._max_errors
         if limit is None:
             return

@@ -64,6 +64,24 @@ class Stream(IterableDataset[Any]):
         return (self.numbers[index] for index in range(first, NUM_BATCHES, step))
 
 
+class Stateful(Stream):
+    """A stream that is at a place of its own. A new iterator goes on there."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < NUM_BATCHES:
+            self.place += 1
+            yield self.numbers[self.place - 1]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
 @dataclass(frozen=True)
 class Front:
     """One way to load."""
@@ -102,8 +120,8 @@ def data_loader(given: Mapping[str, Any] | None = None, **options: Any) -> DataL
     return DataLoader(Numbers(**options), **fixed)  # type: ignore[arg-type]
 
 
-def stream(num_workers: int = 2, **options: Any) -> DataLoader[Any]:
-    return DataLoader(Stream(**options), num_workers=num_workers, worker_restarts=0)
+def stream(num_workers: int = 2, kind: type[Stream] = Stream, **options: Any) -> DataLoader[Any]:
+    return DataLoader(kind(**options), num_workers=num_workers, worker_restarts=0)
 
 
 def pipeline(on: Any = "process", **options: Any) -> Pipeline:
@@ -149,6 +167,7 @@ INTERRUPTED = (
     Front("DataLoader out of order", partial(data_loader, {"in_order": False, "sampler": None}), in_order=False),
     Front("DataLoader with workers that stay", partial(data_loader, {"persistent_workers": True}), tuple(MIXED)),
     Front("DataLoader of a stream without workers", partial(stream, 0), has_processes=False),
+    Front("DataLoader of a stateful stream without workers", partial(stream, 0, Stateful), has_processes=False),
     Front("Pipeline in threads", partial(pipeline, "thread"), has_processes=False),
     Front("Pipeline without workers", plain_pipeline, has_processes=False),
 )

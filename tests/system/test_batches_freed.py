@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from swift_loader import DataLoader, DevicePrefetcher
 from swift_loader.batch.tree import search
 from swift_loader.pipeline import Pipeline
-from tests.support.helpers import make_loader
+from tests.support.helpers import make_loader, wait_until
 
 NUM_BATCHES, BATCH_SIZE = 12, 4
 
@@ -84,6 +85,10 @@ def memories(batch: Any) -> list[weakref.ref[Any]]:
     return [weakref.ref(one) for one in (*found, batch) if not isinstance(one, (dict, PackedSequence))]
 
 
+def are_freed(references: list[weakref.ref[Any]]) -> bool:
+    return not any(reference() is not None for reference in references)
+
+
 @pytest.mark.parametrize("nesting", NESTINGS)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_batch_dies_when_the_loop_drops_it(door: str, nesting: Any) -> None:
@@ -92,10 +97,11 @@ def test_a_batch_dies_when_the_loop_drops_it(door: str, nesting: Any) -> None:
     try:
         seen: list[weakref.ref[Any]] = []
         for batch in DOORS[door](nesting):
-            assert not any(reference() is not None for reference in seen)
+            # A receiver thread may have been suspended as it handed the batch over.
+            wait_until(partial(are_freed, seen), "the batch before is freed")
             seen += memories(batch)
         del batch
         assert len(seen) >= NUM_BATCHES
-        assert not any(reference() is not None for reference in seen)
+        assert are_freed(seen)
     finally:
         gc.enable()

@@ -100,7 +100,7 @@ def num_serving(loader: DataLoader[Any]) -> int:
     assert isinstance(loader._latest, IndexEpoch)
     workers = loader._latest.workers
     assert workers is not None
-    of_scheduler = list(workers._dispatcher._scheduler._workers.values())
+    of_scheduler = list(workers.dispatcher._scheduler._workers.values())
     return sum(worker.state is WorkerState.READY for worker in of_scheduler)
 
 

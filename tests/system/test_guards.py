@@ -41,12 +41,14 @@ def go_through(front: Front, loader: Any, position: int, at: int, *, resumes: bo
     kind: type[BaseException] = Alarm if at % 2 else Interrupt
     iterator, points, got = iter(loader), Points(at), list[int]()
     got += [number_of(next(iterator)) for _ in range(position)]
-    try:
-        got.append(number_of(call(iterator.__next__, points, kind)))
-    except kind:
-        assert points.has_raised
-    except StopIteration:
-        assert position == NUM_BATCHES, "the end comes at the end"
+    for _ in range(2 if at % 3 == 1 else 1):  # the second time, what the first one has made necessary
+        try:
+            got.append(number_of(call(iterator.__next__, points, kind)))
+        except kind:
+            assert points.has_raised
+        except StopIteration:
+            assert len(got) == NUM_BATCHES, "the end comes at the end"
+        points, num_points = Points(at), points.count
     where = f"interrupted at point {at} of batch {position}"
     if resumes:
         other = front.make()
@@ -58,7 +60,7 @@ def go_through(front: Front, loader: Any, position: int, at: int, *, resumes: bo
     assert (got if front.in_order else sorted(got)) == [*front.planned], f"{got} {where}"
     with pytest.raises(StopIteration):
         next(iterator)
-    return points.count
+    return num_points
 
 
 def go_through_all(front: Front, position: int, choose: Callable[[int], range]) -> None:
