@@ -475,7 +475,9 @@ class Dispatcher:
             for stall in sorted(self._take_stalls(), key=lambda stall: not isinstance(stall, str)):  # warnings first
                 if isinstance(stall, BaseException):
                     raise stall
+                inbox.is_waiting = True  # a filter may make it an error, and nothing is half done
                 warn(stall)
+                inbox.is_waiting = False
         watchdog.rest(now_s := time.monotonic(), now_s)
 
     def _note_time(self) -> float:

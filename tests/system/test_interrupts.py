@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset
 
-from swift_loader import DataLoader, SwiftLoader
+from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning
 from swift_loader.delivery.session import Session
 from tests.support import datasets
 from tests.support.helpers import ids_of, loader_processes, make_loader
@@ -194,3 +195,15 @@ def test_an_interrupt_before_anything_was_closed_leaves_nothing_behind(monkeypat
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     assert not loader_processes()
+
+
+def test_a_stall_warning_that_is_an_error_replaces_no_worker() -> None:
+    with make_loader(datasets.Slow, kwargs={"seconds": 0.7}, batch_size=1, stall_warning=0.2, validate=False) as loader:
+        iterator, found = iter(loader), list[Any]()
+        with pytest.raises(SwiftLoaderWarning, match="has been"):
+            next(iterator)
+        workers = {process.pid for process in loader_processes()}
+        while len(found) < 2:
+            with suppress(SwiftLoaderWarning):
+                found += next(iterator)["id"].tolist()
+        assert {process.pid for process in loader_processes()} == workers
