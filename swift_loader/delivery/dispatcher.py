@@ -172,8 +172,8 @@ class Dispatcher:
         resume: Mapping[int, bytes] | None = None,
         *,
         awaits_first: bool = False,
-    ) -> int:
-        """Make `take` deliver this work, and nothing that was handed out before. Return its first `num_before`.
+    ) -> None:
+        """Make `take` deliver this work, and nothing that was handed out before.
 
         `source` hands out the work, on any thread. It may say that there is none, and have more later: `take`
         asks it again. It costs nothing to begin a plan where it is already. `settings`: what workers know about the
@@ -205,7 +205,6 @@ class Dispatcher:
         del dropped  # outside the locks: the user's objects may have finalisers
         if awaits_first:
             self._await_first()
-        return ledger.num_delivered
 
     def _renew(self) -> None:
         """Have other workers from now on, and nothing in flight: an interrupt may have left anything half done.
@@ -317,8 +316,7 @@ class Dispatcher:
         self._check_open()
         if self.error is not None:
             return Delivery(error=self.error)
-        ledger = self._scheduler.ledger
-        return Delivery(num_before=ledger.num_delivered, is_end=True) if ledger.is_exhausted else None
+        return Delivery(is_end=True) if self._scheduler.ledger.is_exhausted else None
 
     def _wait(self, receivers: Receivers, *, takes: bool = True) -> Delivery:
         """Receive until the next batch has arrived. Return it, the error or the end in its place; see `act`."""

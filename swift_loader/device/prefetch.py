@@ -162,9 +162,7 @@ class PrefetchQueue:
             with keyed_by(self._source, pulled):
                 transfer = self._copies.issue(self._source, pulled, in_background=in_background)
             # `pulled` stays with the copy, which reads its batch.
-            moved = Delivery(
-                pulled.work, failures=pulled.failures, snapshot=pulled.snapshot, num_before=pulled.num_before
-            )
+            moved = Delivery(pulled.work, failures=pulled.failures, snapshot=pulled.snapshot)
         entry = moved, transfer
         self._pulled = None  # not after an interrupt: the next call moves it
         self._ahead.append(entry)  # no handler runs between these two

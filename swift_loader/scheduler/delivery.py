@@ -87,8 +87,6 @@ class Delivery:
     """What was measured of the batch, see `Metrics.note_arrival`. None if it wasn't measured."""
     build_s: float | None = None
     """How long the worker took for the batch or its error. None if it has built neither."""
-    num_before: int | None = None
-    """How many batches of the generation were delivered before it. None if it is of no batch."""
     is_end: bool = False
     """Whether the source of work has ended, so that there is no batch. It may hand out more later."""
     number: int = -1

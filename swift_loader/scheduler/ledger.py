@@ -236,7 +236,6 @@ class Ledger:
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()
         self.queues.note_delivered(batch.worker)
-        batch.num_before = self.num_delivered
         self.num_delivered += 1
         if isinstance(work, StreamWork):
             self._pass_void()

@@ -69,9 +69,9 @@ def test_a_batch_is_delivered_with_the_failures_of_its_samples_as_they_were_repo
     build(scheduler, first)
     build(scheduler, second)
     found = [scheduler.ledger.deliver() for _ in range(3)]
-    assert [(one.num_before, one.work, one.batch, one.failures) for one in found if one is not None] == [
-        (0, PlannedWork(0, 0), "batch 0", ("c", "a")),
-        (1, PlannedWork(0, 1), "batch 1", ()),
+    assert [(one.work, one.batch, one.failures) for one in found if one is not None] == [
+        (PlannedWork(0, 0), "batch 0", ("c", "a")),
+        (PlannedWork(0, 1), "batch 1", ()),
     ]
 
 
