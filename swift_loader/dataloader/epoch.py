@@ -80,7 +80,8 @@ class Epoch:
         self._resumed = None if resume is None or resume.draws.begins_epoch else resume
         """Where it continues. None: it begins afresh."""
         self._num_settled = 0 if self._resumed is None else self._resumed.num_yielded
-        self._num_votes = 0
+        self.num_votes = 0
+        """How often the ranks have voted in this epoch."""
         self._mismatch: RankMismatch | None = None
         self.workers = workers
         """Those that serve it now."""
@@ -176,13 +177,15 @@ class Epoch:
         except StopIteration:
             pass
         except Exception as raised:
+            if is_interrupt(raised):  # this rank asks again
+                raise
             delivery, error = Delivery(), raised
         try:
-            all_have = votes.all_have(not delivery.is_end, self._num_votes)
+            all_have = votes.all_have(not delivery.is_end, self.num_votes)
         except RankMismatch as mismatch:
             self._mismatch, self.is_dirty = mismatch, False  # the epoch has ended
             raise
-        self._num_votes += 1
+        self.num_votes += 1
         if not all_have:
             self.end()
             self._stop()  # this rank's batch isn't lost: all end here
@@ -572,11 +575,18 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         """Go on with the batch that the loop hasn't got, after an exception that came at what can't be done twice."""
         before = self._epoch
         position = before.position()
-        if before.is_over or self.is_closed or loader is None:
+        if before.is_over or self.is_closed:
             return
+        if loader is None:
+            raise SwiftLoaderError(
+                "the loop was interrupted while it took a batch, and can't go on because its DataLoader is gone; keep "
+                "a reference to the DataLoader"
+            )
         before.close()
         source = before.source if isinstance(before, IndexEpoch) and before.source.is_intact else None
-        self._use(loader._begin_epoch(position, source=source))  # noqa: SLF001
+        epoch = loader._begin_epoch(position, source=source)  # noqa: SLF001
+        epoch.num_votes = before.num_votes
+        self._use(epoch)
 
     def _replace_forks(self, loader: Any, error: ForkHangs) -> Delivery:
         """Have fresh interpreters go on where the loop is, as a fork of the program hangs. Return the next batch."""
@@ -606,6 +616,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         if loader is None or draws.sampler_state is not None:  # only drawing tells the state behind them
             for _ in range(number):
                 self._epoch.next()
+                self._epoch.got = self._epoch.taken
             return
         draws = replace(draws, num_drawn=draws.num_drawn + number)
         self._continue_with(loader, replace(position, draws=draws, num_yielded=position.num_yielded + number))

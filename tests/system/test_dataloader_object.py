@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data import dataloader as torch_iterators
 from torch.utils.data.distributed import DistributedSampler
 
-from swift_loader import DataLoader, SwiftLoader
+from swift_loader import DataLoader, ShuffleBatchSampler, SwiftLoader
 from swift_loader.pipeline import Pipeline
 from tests.support.helpers import ROOT
 
@@ -226,6 +226,20 @@ def test_a_change_of_torchs_iterators_finds_what_it_looks_for(monkeypatch: pytes
     assert list(iterator) == []
     loaders[1].num_to_leave_out = 0
     assert [batch.tolist() for batch in loaders[1]] == epochs[0][1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_that_are_left_out_count_also_if_the_sampler_has_a_state(num_workers: int) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(NUMBERS, batch_sampler=ShuffleBatchSampler(NUMBERS, 2, seed=1), num_workers=num_workers)
+
+    whole, loader, other = [batch.tolist() for batch in make()], make(), make()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator._sampler_iter)
+    assert next(iterator).tolist() == whole[2]
+    other.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in iterator] == whole[3:]
 
 
 @pytest.mark.parametrize("made", [map, lambda _, indices: islice(indices, 3), lambda _, indices: (i for i in indices)])
