@@ -58,6 +58,8 @@ class Epoch:
     """What the loop has got and `settle` hasn't counted."""
     taken: Got | None = None
     """What it has taken, and gets if no exception comes in between."""
+    built: Delivery | None = None
+    """The next batch, if there are no workers and an exception came before the loop got it."""
     is_closed = False
     """Whether the loader was closed, so there are no more batches."""
     _num_sharing = 0
@@ -553,7 +555,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         self._num_yielded += 1
         epoch = self._epoch
         epoch.got = epoch.taken
-        epoch.is_dirty = False
+        epoch.is_dirty, epoch.built = False, None
 
     def _take_back(self, taken: Delivery) -> None:
         self._epoch.take_back(taken)
@@ -616,7 +618,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         if loader is None or draws.sampler_state is not None:  # only drawing tells the state behind them
             for _ in range(number):
                 self._epoch.next()
-                self._epoch.got = self._epoch.taken
+                self._epoch.got, self._epoch.built = self._epoch.taken, None
             return
         draws = replace(draws, num_drawn=draws.num_drawn + number)
         self._continue_with(loader, replace(position, draws=draws, num_yielded=position.num_yielded + number))

@@ -66,8 +66,6 @@ class InlineEpoch(Epoch):
         """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
         self._is_drawing = self._is_fetching = False
         """Whether the sampler is asked, or the dataset. After an exception there, an iterator gives nothing more."""
-        self._built: Delivery | None = None
-        """The next batch, if an exception came before the loop got it."""
         self._skipped: set[int] = set()
         self._collate: Any = loader.collate_fn
         self._num_sharing = 0 if shard is None else shard.world_size
@@ -218,14 +216,14 @@ class InlineEpoch(Epoch):
                 self._stop()
         if self.is_closed:
             self._stop()
-        if self._built is None:
+        if self.built is None:
             self._unused = None
             self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
             self._is_fetching = True
-            self._built = self._fetched(drawn)
+            self.built = self._fetched(drawn)
             self._is_fetching = False
         self.taken = Got(None, None, is_batch=True)
-        return self._built
+        return self.built
 
     def _fetched(self, drawn: Drawn) -> Delivery:
         try:
@@ -255,11 +253,11 @@ class InlineEpoch(Epoch):
             self._num_skipped += not got.is_batch
             self._num_fetched += 1
             self._sampler_state = drawn.sampler_state
-            self._drawn = self._built = self.got = None
+            self._drawn = self.got = None
 
     def take_back(self, taken: Delivery) -> None:
         """Keep it for the next `take`."""
-        self._built, self.got, self.is_dirty = taken, None, True
+        self.built, self.got, self.is_dirty = taken, None, True
 
     def goes_on(self) -> bool:
         """Return whether the next `take` gives what the loop hasn't got.
@@ -293,7 +291,8 @@ class InlineEpoch(Epoch):
         if self._unused is not None:
             return self._unused
         begun = self._begun_at
-        if self._is_fetching and self._is_stream:  # nobody knows how far it is: from where it began, all are read again
+        if self._is_stream and (self._is_fetching or self.built is not None):
+            # Nobody knows how far it is, or it is beyond the loop: from where it began, all are read again.
             if self._samples is not None:
                 return replace(begun, next_batch=self._num_fetched)
             num_read = self._num_fetched - self._num_before

@@ -161,7 +161,7 @@ class PipelineIterator(LoopIterator):
         """None before the first `next`."""
         self.run: Run | None = None
         """What runs; None before the first `next`, and once it was closed or handed over."""
-        self._idle: list[Run] = []
+        self.idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
         self._is_dirty = False
         """Whether `next` has left something half done."""
@@ -243,7 +243,7 @@ class PipelineIterator(LoopIterator):
         return item
 
     def _open(self, epochs: Epochs) -> Position:
-        run, position, self._idle = epochs.begin(self)
+        run, position, self.idle = epochs.begin(self)
         self.run, self._position = run, position
         if self._error is not None:  # another thread closed the pipeline, when not all of it was there
             run.close()
@@ -272,7 +272,7 @@ class PipelineIterator(LoopIterator):
             _warn_of_used_up(self._chain)
             if goes_on:  # keep it for the next epoch
                 assert self._closing is not None, "it has begun"
-                self._idle.append(run)
+                self.idle.append(run)
                 self._closing.detach()
                 self.run = None
             else:
@@ -417,7 +417,7 @@ class Epochs:
             state = self.state()
             run = self._open(state, iterator)
             position = self._position_of(run, state, passes_end=before.passes_end)
-            self.position, self.tally = position, run.tally
+            self.position, self.tally, iterator.idle = position, run.tally, self._idle
             return position
         raise SwiftLoaderError(
             f"the loop was interrupted while it took an item, which may be lost because {reason}; iterate over the "

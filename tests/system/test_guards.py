@@ -69,7 +69,13 @@ def go_through_all(front: Front, position: int, choose: Callable[[int], range]) 
     num_points = go_through(front, loader, position, NEVER)
     for number, at in enumerate(choose(num_points)):
         try:
-            go_through(front, loader, position, at, resumes=front.in_order and position == 3 and number < 7)
+            go_through(
+                front,
+                loader,
+                position,
+                at,
+                resumes=front.in_order and position == 3 and (number < 7 or not front.has_processes),
+            )
         except BaseException as error:
             wrong.append(f"point {at} of {num_points} in batch {position}: {type(error).__name__}: {error}")
             loader.close()
