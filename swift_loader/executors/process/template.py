@@ -76,12 +76,13 @@ def _open_directory() -> int:
 
 def _tracker() -> int:
     """Return the descriptor of the program's resource tracker. It isn't a standard stream, also if these are closed."""
-    held = [os.open(os.devnull, os.O_RDWR)]
+    held, mask = [os.open(os.devnull, os.O_RDWR)], signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         while held[-1] <= 2:  # noqa: PLR2004 - stderr
             held.append(os.open(os.devnull, os.O_RDWR))
         return resource_tracker.getfd()  # type: ignore[return-value] # typeshed: None is possible
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # when the tracker starts, this thread's SIGINT is unblocked
         for descriptor in held:
             os.close(descriptor)
 
