@@ -412,7 +412,10 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
     def _begin_epoch(
         self, resume: LoaderPosition | None, hangs: ForkHangs | None = None, source: SamplerWork | None = None
     ) -> Epoch:
-        """Begin an epoch, at a position or afresh. `hangs`: why a fork of this process can't do it. `source`: at it."""
+        """Begin an epoch, at a position or afresh.
+
+        `hangs`: why a fork of this process can't do it. `source`: of the epoch that is continued.
+        """
         try:
             with self._changing:
                 self._is_beginning = True

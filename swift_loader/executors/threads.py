@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
+from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerDied, WorkerStalled
 from swift_loader.executors.crew import CrewExecutor, ThreadInbox, WorkerThread
 from swift_loader.executors.inline import LocalBuilder, dataset_of
 from swift_loader.executors.process.reader import OnArrival
@@ -272,6 +272,17 @@ class ThreadExecutor(CrewExecutor[ThreadWorker]):
         self.max_free = limits.max_ready_per_worker
         for worker in self._workers.values():
             worker.slots.max_free = self.max_free
+
+    def renew(self) -> list[Any]:
+        """See `CrewExecutor`. Raises `SwiftLoaderError` if the other threads would share a dataset."""
+        options = self._spec.options
+        if options.dataset_per_worker and options.dataset_class is None:
+            raise SwiftLoaderError(
+                "the loop was interrupted while it took a batch, and its threads can't be replaced: with "
+                "dataset_per_worker=True, each needs a copy of the dataset, which can't be copied while others use it. "
+                "Make a new loader with the state_dict() of this one, or give dataset_class"
+            )
+        return super().renew()
 
     # Words
 

@@ -414,8 +414,12 @@ class Epochs:
         elif self._latest is None or self._latest() is not iterator:
             reason = "another iterator has begun"
         else:
-            state = self.state()
-            run = self._open(state, iterator)
+            chosen, self._chosen = self._chosen, None  # of a later epoch
+            try:
+                state = self.state()
+                run = self._open(state, iterator)
+            finally:
+                self._chosen = chosen
             position = self._position_of(run, state, passes_end=before.passes_end)
             self.position, self.tally, iterator.idle = position, run.tally, self._idle
             return position
