@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from swift_loader.checks import check_integer
-from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
+from swift_loader.delivery.iterator import IteratorState, LoopIterator, ShownIterator, Turn
 from swift_loader.delivery.session import PassSource, Session
 from swift_loader.device.move import Target, find_target
 from swift_loader.errors import DatasetMismatch, LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
@@ -39,15 +39,10 @@ from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, P
 from swift_loader.sampling.run import PassState, PlannedPass, Run
 from swift_loader.sampling.skips import Position, SkippedRange
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
+from swift_loader.scheduler.sample_errors import SampleErrors, delivered_batch
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_worker import epoch_of
-
-_Delivered = tuple["int | None", tuple[SampleFailure, ...]]
-"""A batch that the loop got: its step, and its failed samples."""
-
-_NOTHING: _Delivered = (None, ())
 
 
 class LoaderState(Enum):
@@ -91,8 +86,6 @@ class Lifecycle:
         """What the dataset's `set_epoch` was called with last, as far as is known here."""
         self.sample_errors = SampleErrors(options.report.max_errors)
         self._current: weakref.ref[EpochIterator] | None = None
-        self._last = self._before = _NOTHING
-        """The last batch that the loop got, and the one before it."""
         delivery = options.delivery
         if delivery.num_workers if delivery.executor is None else delivery.num_local:
             warm_up(options.workers.start_method, options.workers.modules)
@@ -331,7 +324,6 @@ class Lifecycle:
                 self.resize(number, is_auto=True)
             session.observer.autotuner = Autotuner(number)
         self.sample_errors.begin(this.begin.epoch, this.plan.num_samples(this.begin.epoch))
-        self._last = _NOTHING
         before_epoch, self._dataset_epoch = self._dataset_epoch, epoch_of(given)
         if self._dataset_epoch != before_epoch and self.options.delivery.uses_processes:
             warn(
@@ -340,15 +332,6 @@ class Lifecycle:
                 "a new loader for each epoch; or use threads, or DataLoader"
             )
         return source
-
-    def note_delivery(self, step: int, failures: tuple[SampleFailure, ...]) -> None:
-        """Record that the loop gets the batch of this step."""
-        self._before, self._last = self._last, (step, failures)
-
-    def take_back(self, step: int) -> None:
-        """Record that the loop doesn't get the batch of this step."""
-        if self._last[0] == step:
-            self._last = self._before
 
     def fail(self, error: BaseException) -> None:
         """Close the session because there are no more batches.
@@ -443,7 +426,6 @@ class Lifecycle:
         if isinstance(state, Mapping) and not state:
             return
         self.run.load_state_dict(state)
-        self._last = _NOTHING
         self.supersede()
         if self.session is not None:
             self.session.seek()
@@ -482,9 +464,10 @@ class Lifecycle:
 
     def last_batch(self) -> BatchPlan | None:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
-        (step, failures), this = self._last, self.run.this
-        if step is None or this is None:
+        this = self.run.this
+        if this is None or len(this.steps) == this.first_step or this.last is None:
             return None
+        step, failures = this.last
         return delivered_batch(this.plan.batch(this.begin.epoch, step), failures)
 
     def describe(self) -> tuple[list[int | None], str, str]:
@@ -499,7 +482,7 @@ class Lifecycle:
         if session is not None and session.settings.world_size > 1:
             state = f"rank {session.settings.rank} of {session.settings.world_size} ranks, {state}"
         if this is not None and this.begin.epoch == position.epoch:
-            where += f", batch {this.num_done:,}"
+            where += f", batch {len(this.steps):,}"
         elif position.num_samples:
             where += f", sample {position.num_samples:,}"
         return [num_samples, num_batches, self.options.sampling.batch_size], state, where
@@ -520,91 +503,24 @@ class Lifecycle:
             run_finalizer(self._closing)
 
 
-class IteratorState(Enum):
-    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""
-
-    FRESH = "fresh"
-    ACTIVE = "active"
-    DONE = "done"
-    FAILED = "failed"
-    SUPERSEDED = "superseded"
-
-
 class EpochIterator(LoopIterator):
     """Iterates over one epoch, which the first `next` chooses. An iterator that is never used costs nothing.
 
     Errors are permanent: after one, each `next` raises it again. The same holds for the end of the epoch.
     """
 
+    _progress: PlannedPass
+
     def __init__(self, lifecycle: Lifecycle) -> None:
         super().__init__(lifecycle.turn)
         self._lifecycle = lifecycle
-        self._state = IteratorState.FRESH
         self._session: Session
         """Known once it has begun."""
-        self._this: PlannedPass | None = None
-        """None until it has begun."""
         self._source: PassSource | None = None
-        """None until it has begun, and once it has failed."""
-        self._error: BaseException | None = None
-        self._is_dirty = False
-        """Whether `next` has left something half done."""
+        """None until it has begun."""
         self._is_tuned = lifecycle.options.delivery.is_auto
 
-    def _advance(self) -> Delivery:
-        if self._state is not IteratorState.ACTIVE:
-            self._begin()
-        lifecycle, session, this = self._lifecycle, self._session, self._this
-        assert this is not None, "it has begun"
-        if session.owner is not None and session.owner.pid != self._turn.pid:
-            session.owner.check()
-        if this.num_steps >= this.num_batches:
-            self._state = IteratorState.DONE
-            this.is_ended = True
-            session.end_pass()
-            lifecycle.sample_errors.warn()
-            raise StopIteration
-        if self._is_dirty or session.dispatcher.is_dirty:
-            self.reopen()
-        self._is_dirty = True
-        if self._is_tuned and (number := session.observer.tune(session)) is not None:
-            lifecycle.resize(number, is_auto=True)
-        assert self._source is not None, "it has begun"
-        delivery = self._source.take()
-        if self._state is not IteratorState.ACTIVE:  # another thread called load_state_dict() while this one waited
-            self._check_usable()
-        if delivery.error is not None:
-            self._fail_at(delivery)
-        if delivery.failures:
-            try:
-                lifecycle.sample_errors.note(delivery.failures)
-            except TooManyErrors as error:
-                self._fail(error)
-        if delivery.lease is not None:
-            delivery.lease.keep()
-        return delivery
-
-    def _note(self, taken: Delivery) -> None:
-        this, work = self._this, taken.work
-        assert this is not None and work is not None  # noqa: PT018 - it has begun
-        this.note(work.step)
-        self._lifecycle.note_delivery(work.step, taken.failures)
-        self._is_dirty = False
-
-    def _take_back(self, taken: Delivery) -> None:
-        self._is_dirty = True
-        if self._this is not None and taken.work is not None and self.is_active:
-            self._this.take_back(taken.work.step)
-            self._lifecycle.take_back(taken.work.step)
-
-    def _note_exception(self) -> None:
-        if self._is_dirty and self._session.dispatcher.note_wait():
-            self._is_dirty = False
-
     def _begin(self) -> None:
-        """Begin the pass if it is fresh, or raise why it gives no batches."""
-        if self._state is not IteratorState.FRESH:
-            self._check_usable()
         lifecycle, before = self._lifecycle, self._lifecycle.run.this
         had_started = lifecycle.session is not None
         try:
@@ -616,22 +532,52 @@ class EpochIterator(LoopIterator):
                 raise
             self._fail(error)
         finally:
-            if lifecycle.run.this is not before and self._state is IteratorState.FRESH:  # the pass has begun
-                assert lifecycle.session is not None
-                self._session, self._this = lifecycle.session, lifecycle.run.this
-                self._state, self._is_dirty = IteratorState.ACTIVE, self._source is None
+            this, session = lifecycle.run.this, lifecycle.session
+            if this is not None and this is not before and self._state is IteratorState.FRESH:  # the pass has begun
+                assert session is not None, "it has begun"
+                self._session, self._engine, self._progress = session, session.dispatcher, this
+                self._is_dirty = self._source is None
+                self._state = IteratorState.ACTIVE
 
-    def _fail_at(self, delivery: Delivery) -> NoReturn:
-        """End the pass because of what came in a batch's place."""
+    def _seek(self) -> None:
+        if not self._progress.has_all:
+            self.reopen()
+
+    def _take(self) -> Delivery:
+        session = self._session
+        if session.owner is not None and session.owner.pid != self._turn.pid:
+            session.owner.check()
+        if self._progress.has_all:
+            return Delivery(is_end=True)
+        if self._is_tuned and (number := session.observer.tune(session)) is not None:
+            self._lifecycle.resize(number, is_auto=True)
+        assert self._source is not None, "it has begun"
+        delivery = self._source.take()
+        if delivery.failures and delivery.error is None:
+            try:
+                self._lifecycle.sample_errors.note(delivery.failures)
+            except TooManyErrors as error:
+                return Delivery(delivery.work, error=error)
+        return delivery
+
+    def _give(self, delivery: Delivery) -> NoReturn:
         assert delivery.error is not None
+        self._source = None
         if delivery.work is None:  # there are no more batches
             self._lifecycle.fail(delivery.error)
         self._fail(delivery.error)
 
+    def _end(self) -> None:
+        self._progress.is_over = True
+        self._stop(IteratorState.DONE)
+        self._session.end_pass()
+        self._lifecycle.sample_errors.warn()
+
     def __len__(self) -> int:
         """Batches that are still to come, including all of them before the first `next`."""
-        this = self._this
-        return self._lifecycle.num_batches() if this is None else this.num_batches - this.num_done
+        if self._state is IteratorState.FRESH:
+            return self._lifecycle.num_batches()
+        return self._progress.num_batches - len(self._progress.steps)
 
     @property
     def is_active(self) -> bool:
@@ -644,36 +590,20 @@ class EpochIterator(LoopIterator):
 
     def supersede(self) -> None:
         """End this pass because a newer one has begun. If the loop has all batches, it meets the end."""
-        this = self._this
-        if self._state is IteratorState.ACTIVE and this is not None:
-            has_all = this.num_steps >= this.num_batches
-            self._state = IteratorState.DONE if has_all else IteratorState.SUPERSEDED
-
-    def _check_usable(self) -> None:
-        """Raise if this pass is over, was superseded or has failed."""
-        if self._state is IteratorState.DONE:
-            raise StopIteration
-        if self._state is IteratorState.SUPERSEDED:
-            raise RuntimeError(
+        if self._state is IteratorState.ACTIVE and self._progress.has_all:
+            self._stop(IteratorState.DONE)
+        elif self._state is IteratorState.ACTIVE:
+            superseded = (
                 "this iterator can't continue: it was superseded by a newer one of the same loader, or by "
                 "load_state_dict() or a new collate_fn. Finish one pass before the next, or make a second loader"
             )
-        if self._error is not None:
-            raise self._error
-
-    def _fail(self, error: BaseException) -> NoReturn:
-        """End the pass: raise this error, now and from each later `next`."""
-        if isinstance(error, StopIteration):  # from the user's code: a collate function, a decoder, a constructor
-            stop, error = error, RuntimeError("the user's code raised StopIteration, which would end the epoch early")
-            error.__cause__ = stop
-        self._state = IteratorState.FAILED
-        self._error = error
-        self._source = None
-        raise error
+            self._stop(IteratorState.SUPERSEDED, RuntimeError(superseded))
 
     def __repr__(self) -> str:
-        this = self._this
-        where = "" if this is None else f", epoch {this.begin.epoch}, batch {this.num_done:,} of {this.num_batches:,}"
+        where = ""
+        if hasattr(self, "_progress"):
+            this = self._progress
+            where = f", epoch {this.begin.epoch}, batch {len(this.steps):,} of {this.num_batches:,}"
         return f"<EpochIterator: {self._state.value}{where}>"
 
 
@@ -681,10 +611,10 @@ class ShownEpoch(ShownIterator, EpochIterator):
     """The same with a bar."""
 
     def _place(self) -> tuple[int, int, int | None, int]:
-        if self._this is None:
+        if self._state is IteratorState.FRESH:
             self._begin()
-        this: Any = self._this
-        return this.begin.epoch, this.num_done, this.num_batches, this.plan.settings.rank
+        this = self._progress
+        return this.begin.epoch, len(this.steps), this.num_batches, this.plan.settings.rank
 
 
 def _each_step(steps: Any) -> Iterable[Any]:

@@ -18,16 +18,10 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from swift_loader.checks import check_integer, check_optional_integer, check_progress, check_skips
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, before_first, take_order
-from swift_loader.dataloader.epoch import (
-    Epoch,
-    IndexEpoch,
-    LoaderIterator,
-    SamplerWork,
-    ShownLoaderIterator,
-    StreamEpoch,
-)
-from swift_loader.dataloader.inline import InlineEpoch
+from swift_loader.dataloader.inline import InlineSource
+from swift_loader.dataloader.iterator import LoaderIterator, ShownLoaderIterator
 from swift_loader.dataloader.shards import copies_of
+from swift_loader.dataloader.sources import LoaderSource, SamplerSource, StreamSource
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
 from swift_loader.dataloader.workers import LoaderWorkers, Mover, start_workers, warm_root
 from swift_loader.delivery.observer import Observer
@@ -271,7 +265,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         self._mover = Mover(self._where, self.max_nb_batch_on_device, self._observer.metrics)
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
-        self._latest: Epoch | None = None
+        self._latest: LoaderSource | None = None
         """The epoch that `state_dict` tells of. Its workers are those of its iterator, which isn't kept here: when the
         loop leaves it, they are free for the next epoch."""
         self._iterator: LoaderIterator | None = None
@@ -347,7 +341,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 set_epoch(number)
                 self._iterator = None if taker is dataset else self._iterator
 
-    def _begin(self) -> tuple[Epoch, bool]:
+    def _begin(self) -> tuple[LoaderSource, bool]:
         """Begin an epoch. Return it, and whether the loop has left it already."""
         resume, self._loaded = self._loaded, None
         passes_epoch = resume is not None and not resume.draws.begins_epoch and self._passes_epoch
@@ -404,27 +398,29 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 if isinstance(number, AutoWorkers) and not isinstance(self.num_workers, AutoWorkers):
                     continue  # the user has just chosen a number
                 self.num_workers = number
-                if isinstance(self._latest, IndexEpoch) and not options.shows_its_worker(self):
+                if isinstance(self._latest, SamplerSource) and not options.shows_its_worker(self):
                     self._latest.resize(number)
             finally:
                 self._changing.release()
 
     def _begin_epoch(
-        self, resume: LoaderPosition | None, hangs: ForkHangs | None = None, source: SamplerWork | None = None
-    ) -> Epoch:
+        self, resume: LoaderPosition | None, hangs: ForkHangs | None = None, again: SamplerSource | None = None
+    ) -> LoaderSource:
         """Begin an epoch, at a position or afresh.
 
-        `hangs`: why a fork of this process can't do it. `source`: of the epoch that is continued.
+        `hangs`: why a fork of this process can't do it. `again`: what is at this position already.
         """
         try:
             with self._changing:
                 self._is_beginning = True
-                return self._epoch_at(resume, hangs, source)
+                return self._epoch_at(resume, hangs, again)
         finally:
             self._is_beginning = False
             self._resize_to()
 
-    def _epoch_at(self, resume: LoaderPosition | None, hangs: ForkHangs | None, source: SamplerWork | None) -> Epoch:
+    def _epoch_at(
+        self, resume: LoaderPosition | None, hangs: ForkHangs | None, again: SamplerSource | None
+    ) -> LoaderSource:
         if hangs is not None and resume is not None:
             self._leave_forks(hangs)
             check_resumes(self, resume)  # somebody may have called `resize`
@@ -447,25 +443,25 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
             self.dataset.set_epoch(continued.dataset_epoch)  # type: ignore[attr-defined]
         shard = options.shard_of(self)
         if not self.num_workers:
-            epoch: Epoch = InlineEpoch(self, number, resume, self._observer.metrics, shard)
+            source: LoaderSource = InlineSource(self, number, resume, self._observer.metrics, shard)
         else:
             if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                 self.check_worker_number_rationality()
-            epoch = self._begin_with_workers(number, resume, shard, source)
+            source = self._begin_with_workers(number, resume, shard, again)
         if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
             way_out = ", or give shard_stream=True, if the dataset shares itself out"
-            epoch.votes = self._votes = self._votes or RankVotes(find_ranks(None, None), way_out)
-        self._latest = epoch
-        return epoch
+            source.votes = self._votes = self._votes or RankVotes(find_ranks(None, None), way_out)
+        self._latest = source
+        return source
 
     def _begin_with_workers(
-        self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None, source: SamplerWork | None
-    ) -> Epoch:
+        self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None, again: SamplerSource | None
+    ) -> LoaderSource:
         base_seed, carried = None, None
         workers = self._workers
         if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
             base_seed = workers.base_seed
-            carried = self._latest.carry() if isinstance(self._latest, IndexEpoch) else None
+            carried = self._latest.carry() if isinstance(self._latest, SamplerSource) else None
             if not workers.fit(self):
                 run_finalizer(workers.close)
         elif workers is not None:  # after a resume: their datasets have gone on since the state was saved
@@ -474,7 +470,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed
         saved = None if resume is None else resume.draws
-        draws = Draws(self, epoch, saved, base_seed) if source is None else source.draws
+        draws = Draws(self, epoch, saved, base_seed) if again is None else again.draws
         while workers is None or not workers.close.alive:
             try:
                 workers = start_workers(self, shard, self._pool, draws.begun.base_seed, is_first=self._latest is None)
@@ -483,8 +479,10 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         if self.persistent_workers:
             self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
-            return IndexEpoch(self, draws, workers, resume, carried, source)
-        return StreamEpoch(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
+            source = again or SamplerSource(self, draws, resume)
+            source.begin(self, workers, resume, carried)
+            return source
+        return StreamSource(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""

@@ -87,7 +87,7 @@ class Draws:
         self._state_at_first: torch.Tensor | None = None
         """With a seed, the generator's state at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
-        self._source, self._has_batches = SamplerSource(loader), loader._auto_collation  # noqa: SLF001
+        self._source, self._has_batches = LoaderSampler(loader), loader._auto_collation  # noqa: SLF001
         self._own = self._source.generators
         self._sampler_epochs: list[int] | None = None
         """Known once something is drawn, since frameworks call `set_epoch` between `iter` and the first batch."""
@@ -261,7 +261,7 @@ class Draws:
 
 def before_first(loader: DataLoader[Any]) -> DrawsState:
     """Return how to draw the first epoch of a loader that has begun none."""
-    source = SamplerSource(loader)
+    source = LoaderSampler(loader)
     of_sampler, _ = source.state_of_sampler() or (None, None)
     epochs, own, of_dataset = source.epochs, source.pack_generators(), epoch_of(loader.dataset)
     return DrawsState(None, 0, of_sampler=of_sampler, generators=own, sampler_epochs=epochs, dataset_epoch=of_dataset)
@@ -313,7 +313,7 @@ def _holds_data(thing: Any, dataset: Any) -> bool:
     return is_long or thing is dataset or issubclass(type(thing), (Dataset, torch.nn.Module))
 
 
-class SamplerSource:
+class LoaderSampler:
     """A loader's sampler. Looks through torch's own `BatchSampler`, which has no state."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -437,7 +437,7 @@ def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     is gone. Raises `StateMismatch` if the user gave another seed, or if the rest of the epoch would come in another
     order. Then nothing has changed.
     """
-    saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, SamplerSource(loader)
+    saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, LoaderSampler(loader)
     seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
     if given not in (None, seed) and not (seed is None and state.begins_epoch):
         raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give seed={seed}")

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.draws import Drawn, Draws
-from swift_loader.dataloader.epoch import Epoch, Got
 from swift_loader.dataloader.options import pinning_of, rng_of
 from swift_loader.dataloader.shards import SharedShards
+from swift_loader.dataloader.sources import LoaderSource
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.errors import SwiftLoaderError, noted
 from swift_loader.executors.failures import rebuild, rebuild_sample
@@ -41,11 +41,16 @@ from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.torch_worker import StreamShard, TorchMode, is_stateful
 
 
-class InlineEpoch(Epoch):
-    """One epoch. Draws and fetches one batch at a time, so without a seed, generators are used as with torch."""
+class InlineSource(LoaderSource):
+    """An epoch without workers.
+
+    Draws and fetches one batch at a time, so without a seed, generators are used as with torch.
+    """
 
     _drawn: Any = None
     """What the next batch is made of, a `Drawn`. None: draw it."""
+    _built: Delivery | None = None
+    """The next batch, or the error in its place, until the loop has got it."""
     _sampler_state: tuple[Any, Any] | None = None
     _leaves_generators = True
     """Whether fetching leaves the program's generators as they were."""
@@ -172,8 +177,7 @@ class InlineEpoch(Epoch):
                 finally:
                     is_again = samples.seeding.needs_rebuild()
                 is_again = is_again and (built.error is None or not is_interrupt(built.error))
-        built.raise_error()
-        if built.failures and self._definitions is not None:
+        if built.failures and built.error is None and self._definitions is not None:
             work, where = IndexWork(self.number, drawn.step, drawn.keys), f", batch {drawn.step} of epoch {self.number}"
             errors = [rebuild(one.failure, "the calling thread", self._definitions, where) for one in built.failures]
             built.failures = tuple(map(rebuild_sample, built.failures, repeat(work), errors))
@@ -184,6 +188,8 @@ class InlineEpoch(Epoch):
         """Return the batch that was drawn, on the host."""
         began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         built = self._fetch(drawn := self._drawn)
+        if built.error is not None:
+            return built
         if self._pin is not None:
             built.batch = self._pin(built.batch)
         step = self._num_fetched if self._is_stream else drawn.step
@@ -194,9 +200,7 @@ class InlineEpoch(Epoch):
         return built
 
     def take(self) -> Delivery:
-        """Return the next batch. An interrupt comes out of the user's code; the next call fetches that batch again."""
-        self.settle()
-        self.is_dirty = True
+        """Return the next batch, the error in its place, or the end. An interrupt comes out of the user's code."""
         self._asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(self._asked_ns)
         drawn = self._drawn
@@ -207,57 +211,49 @@ class InlineEpoch(Epoch):
             try:
                 drawn = self._drawn = self.draws.next()
             except Exception as error:
-                if not is_interrupt(error):  # it is the sampler's
-                    self._is_drawing = self.is_dirty = False
-                raise
+                if is_interrupt(error):
+                    raise
+                self._is_drawing = False  # it is the sampler's error
+                return Delivery(error=error)
             self._is_drawing = False
             if drawn is None:
                 self.end()
-                self._stop()
-        if self.is_closed:
-            self._stop()
-        if self.built is None:
+                return Delivery(is_end=True)
+        if self._built is None:
             self._unused = None
             self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
             self._is_fetching = True
-            self.built = self._fetched(drawn)
+            built = self._fetched(drawn)
+            # No handler runs between these.
             self._is_fetching = False
-        self.taken = Got(None, None, is_batch=True)
-        return self.built
+            if built.is_end:
+                return built
+            self._built = built
+        return self._built
 
     def _fetched(self, drawn: Drawn) -> Delivery:
         try:
             delivery = self._fetch_drawn() if self._pull is None else self._pull()
-            delivery.raise_error()  # that of `to_device`
         except StopIteration:
-            self._drawn, self._is_fetching = None, False
             self.end()
-            self._stop()
+            return Delivery(is_end=True)
         except Exception as error:
             if is_interrupt(error):
                 raise
+            delivery = Delivery(error=error)
+        if delivery.error is not None:
             where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
-            noted(error, where if self._index is None else f"{where}, dataset index {self._index}")
-            # No handler runs between these three: the next batch is that of the next step, also after a resume.
-            self.got = Got(None, None, is_batch=False)
-            self._is_fetching = self.is_dirty = False
-            raise
+            noted(delivery.error, where if self._index is None else f"{where}, dataset index {self._index}")
+            delivery.work = IndexWork(self.number, drawn.step, None)
         return delivery
 
-    def settle(self) -> None:
-        """Count what the loop has got."""
-        got, drawn = self.got, self._drawn
-        if got is not None and drawn is not None:
+    def _count(self, got: Any) -> None:
+        if (drawn := self._drawn) is not None:
             # No handler runs here.
-            self._num_settled += got.is_batch
-            self._num_skipped += not got.is_batch
+            self._num_skipped += not got.is_batch  # the next batch is that of the next step, also after a resume
             self._num_fetched += 1
             self._sampler_state = drawn.sampler_state
-            self._drawn = self.got = None
-
-    def take_back(self, taken: Delivery) -> None:
-        """Keep it for the next `take`."""
-        self.built, self.got, self.is_dirty = taken, None, True
+            self._drawn = self._built = None
 
     def goes_on(self) -> bool:
         """Return whether the next `take` gives what the loop hasn't got.
@@ -291,7 +287,7 @@ class InlineEpoch(Epoch):
         if self._unused is not None:
             return self._unused
         begun = self._begun_at
-        if self._is_stream and (self._is_fetching or self.built is not None):
+        if self._is_stream and (self._is_fetching or self._built is not None):
             # Nobody knows how far it is, or it is beyond the loop: from where it began, all are read again.
             if self._samples is not None:
                 return replace(begun, next_batch=self._num_fetched)

@@ -10,11 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
+from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
+from swift_loader.sampling.progress import Progress
+from swift_loader.scheduler.delivery import Delivery
 
 
 class Turn:
@@ -32,36 +36,112 @@ class Turn:
         self.pid = os.getpid()
 
 
+class IteratorState(Enum):
+    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""
+
+    FRESH = "fresh"
+    ACTIVE = "active"
+    DONE = "done"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
 class LoopIterator(Iterator[Any]):
-    """Hands out each batch once. It counts when `next` returns it.
+    """Hands out the batches of one pass, each once. A batch counts when `next` returns it.
 
     An exception of a signal handler may come at any point. Then it comes out of `next`, and the next call seeks: it
-    goes on with the batch that the loop hasn't got.
+    goes on with the batch that the loop hasn't got. Only if it has ended a mere wait, nothing has changed.
     """
+
+    _progress: Progress
+    """How far the loop is. Known once the pass has begun."""
+    _engine: Dispatcher | None = None
+    """What batches come from. None: they come from several, or from none."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+        self._state = IteratorState.FRESH
+        """Any thread may end the pass."""
+        self._error: BaseException | None = None
+        """Why the pass has failed or was superseded."""
+        self._is_dirty = False
+        """Whether `next` is at what can't be done twice, or an exception has ended it there."""
 
-    def _advance(self) -> Any:
-        """Return what has the next `batch`. Raises what comes in its place.
-
-        It is dirty while it is at what can't be done twice. If it is dirty when it is called, it seeks first.
-        """
+    def _begin(self) -> None:
+        """Begin the pass: be ACTIVE, or raise."""
         raise NotImplementedError
 
-    def _note(self, taken: Any) -> None:
-        """Count a batch: the loop gets it. Nothing is dirty any more."""
+    def _seek(self) -> None:
+        """Go on where the loop is, with nothing in flight that an exception may have left half done."""
         raise NotImplementedError
 
-    def _take_back(self, taken: Any) -> None:
-        """Count a batch as not delivered, whether or not it was counted. Be dirty."""
+    def _take(self) -> Delivery:
+        """Return the next batch, the error in its place, or the end. What it raises is no verdict on the batch."""
         raise NotImplementedError
 
-    def _note_exception(self) -> None:
-        """Take in that an exception comes out of `_advance`. If it has ended a mere wait, nothing is dirty."""
+    def _give(self, delivery: Delivery) -> NoReturn:
+        """Raise the error in a batch's place."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Take in that the loop has met the end. Raises what there is to say then."""
+        raise NotImplementedError
+
+    def _advance(self) -> Delivery:
+        """Return the next batch. Raises what comes in its place."""
+        if self._state is not IteratorState.ACTIVE:
+            self._check_usable()
+            self._begin()
+        engine = self._engine
+        self._progress.settle()
+        if self._progress.is_over:
+            self._end()
+            raise StopIteration
+        if self._is_dirty or (engine is not None and engine.is_dirty):
+            self._seek()
+        self._is_dirty = True
+        delivery = self._take()
+        if self._state is not IteratorState.ACTIVE:  # another thread has ended the pass meanwhile
+            self._check_usable()
+        if delivery.error is not None:
+            self._give(delivery)
+        if delivery.is_end:
+            self._is_dirty = False
+            self._end()
+            raise StopIteration
+        if delivery.lease is not None:
+            delivery.lease.keep()
+        return delivery
+
+    def _check_usable(self) -> None:
+        """Raise if this pass is over, was superseded or has failed."""
+        if self._error is not None:
+            raise self._error
+        if self._state is IteratorState.DONE:
+            raise StopIteration
+
+    def _stop(self, state: IteratorState, error: BaseException | None = None) -> None:
+        """Give no more batches: each later `next` raises the error, or `StopIteration`. Any thread."""
+        # No handler runs between these.
+        self._error = error
+        self._state = state
+        self._is_dirty = False
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """End the pass: raise this error, now and from each later `next`."""
+        if isinstance(error, StopIteration):  # from the user's code: a collate function, a decoder, a constructor
+            stop, error = error, RuntimeError("the user's code raised StopIteration, which would end the epoch early")
+            error.__cause__ = stop
+        self._stop(IteratorState.FAILED, error)
+        raise error
+
+    def _take_back(self, taken: Delivery) -> None:
+        """Count a batch as not delivered, whether or not it was counted."""
+        self._is_dirty = True
+        self._progress.take_back(taken)
 
     def __next__(self) -> Any:
-        turn, taken = self._turn, None
+        turn, taken, batch = self._turn, None, None
         if turn.pid != os.getpid():
             turn.begin_in_fork()
         try:
@@ -74,16 +154,20 @@ class LoopIterator(Iterator[Any]):
                 turn.is_taken = True
                 try:
                     taken = self._advance()
-                    batch = taken.batch
-                    self._note(taken)
+                    # No handler runs between these.
+                    batch, taken.batch = taken.batch, None
+                    self._progress.got = taken
+                    self._is_dirty = False
                 except BaseException:
-                    if taken is None:
-                        self._note_exception()
+                    engine = self._engine
+                    if taken is None and engine is not None and engine.note_wait():
+                        self._is_dirty = False
                     raise
                 finally:
                     turn.is_taken = False
         except BaseException:
             if taken is not None:
+                taken.batch = batch if taken.batch is None else taken.batch
                 try:
                     self._take_back(taken)
                 except BaseException:  # of another handler, which Python runs as a call begins

@@ -173,8 +173,8 @@ class Session:
         """
         this = self._run.this
         assert this is not None, "it has begun"
-        begin, step = self.seek(this.position, this.ahead)
-        source = self._source(begin.epoch, step + len(this.ahead))
+        begin, step = self.seek(this.position, this.steps.ahead)
+        source = self._source(begin.epoch, step + len(this.steps.ahead))
         this.replan(self.plan)
         return source
 

@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from swift_loader.delivery.iterator import LoopIterator, ShownIterator, Turn
+from swift_loader.delivery.iterator import IteratorState, LoopIterator, ShownIterator, Turn
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
@@ -21,6 +21,8 @@ from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
 from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
 from swift_loader.sampling.plan import MAX_EPOCH
+from swift_loader.sampling.progress import Progress
+from swift_loader.scheduler.delivery import Delivery
 
 VERSION = 1
 
@@ -90,10 +92,11 @@ class PipelineState:
         return cls(**checked_fields({**newer, **state}, forms))
 
 
-@dataclass(slots=True)
-class Position:
-    """Where a loop is. It outlives the iterator, so that a state can be had after the loop was left."""
+@dataclass
+class Position(Progress):
+    """Where a loop is in its epoch."""
 
+    chain: Chain
     begun: PipelineState
     """Where its run began."""
     sources: Sequence[SourceStates]
@@ -102,35 +105,30 @@ class Position:
     """Whether the next epoch follows if nothing is left of this one at the place."""
     place: Place | None
     """After the last result that the loop got; None: before the first."""
-    is_over: bool = False
-    """Whether the loop got all results of the epoch."""
-    got: Place | None = None
-    """The place after the result that the loop got last, if `settle` hasn't moved there."""
 
     @property
     def epoch(self) -> int:
         """The epoch that the loop is in."""
         return self.begun.epoch
 
-    def settle(self, chain: Chain) -> None:
+    def _count(self, got: Delivery) -> None:
         """Move to the place after what the loop has got. Source states before it aren't needed any more."""
-        if (place := self.got) is not None:
-            self.place = place
-            places = chain.origin.sources_at(place[0], self.epoch)
-            for states, (epoch, number) in zip(self.sources, places, strict=True):
-                if states and number is not None:
-                    states.latest((epoch, number))
-            self.got = None
+        place: Any = got.work
+        places = self.chain.origin.sources_at(place[0], self.epoch)
+        for states, (epoch, number) in zip(self.sources, places, strict=True):
+            if states and number is not None:
+                states.latest((epoch, number))
+        self.place, self.passes_end = place, False
 
-    def to_state(self, chain: Chain) -> PipelineState:
+    def to_state(self) -> PipelineState:
         """Return the state of this position."""
         begun, epoch = self.begun, self.epoch + self.is_over
-        if chain.origin.is_endless and begun.told is not None:
+        if self.chain.origin.is_endless and begun.told is not None:
             begun = replace(begun, told=epoch)
         if self.is_over or self.place is None:
             known = _if_any(states.latest((epoch, 0)) for states in self.sources)
             return replace(begun, epoch=epoch, place=None, sources=known or (() if self.is_over else begun.sources))
-        pairs = [*zip(self.sources, chain.origin.sources_at(self.place[0], epoch), strict=True)]
+        pairs = [*zip(self.sources, self.chain.origin.sources_at(self.place[0], epoch), strict=True)]
         found = tuple(None if number is None else states.latest((own, number)) for states, (own, number) in pairs)
         lengths = tuple(states.lengths.get(own) for states, (own, _) in pairs)
         return replace(begun, place=self.place, sources=found, lengths=lengths)
@@ -152,138 +150,117 @@ class PipelineIterator(LoopIterator):
     The first `next` begins the epoch: frameworks call `iter` early, and then load a state or set the epoch.
     """
 
+    _progress: Position
+
     def __init__(self, epochs: Epochs) -> None:
         """Begin nothing yet."""
         super().__init__(Turn())
-        self._chain = epochs.chain
         self._epochs = epochs
-        self._position: Position | None = None
-        """None before the first `next`."""
         self.run: Run | None = None
         """What runs; None before the first `next`, and once it was closed or handed over."""
         self.idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
-        self._is_dirty = False
-        """Whether `next` has left something half done."""
         self.position_before = epochs.position
         """That of the last iterator when this one was to begin."""
         self._votes: RankVotes | None = None
         self._num_votes = 0
-        self._error: BaseException | None = None
         self._closing: weakref.finalize[..., PipelineIterator] | None = None
 
-    def _advance(self) -> Item:
-        run, position = self.run, self._position  # another thread may close the pipeline meanwhile
-        if run is not None:
-            run.owner.check()
-        if self._error is not None:
-            raise self._error
-        if position is not None and position.is_over:
-            raise StopIteration
-        if position is not None:
-            position.settle(self._chain)
+    def _begin(self) -> None:
         was_dirty, self._is_dirty = self._is_dirty, True
         try:
-            if was_dirty:
+            if was_dirty:  # an exception has ended the call before, which may have begun the epoch
                 self._seek()
-            item = self._of_all(None) if self._position is not None else self._first(self._epochs)
+            if self._state is IteratorState.FRESH:
+                self._votes, self.position_before = self._epochs.votes(), self._epochs.position
+                self._open()
         except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt) and not is_interrupt(error):
-                self._error, self._is_dirty = error, False
-                self.close()
-            raise
-        if item is None:
-            self._is_dirty = False
-            raise StopIteration
-        return item
+            if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
+                raise
+            self._tell_failure()
+            self._end_run()
+            self._fail(error)
+        self._is_dirty = False
 
-    def _note(self, taken: Item) -> None:
-        assert self._position is not None, "it has begun"
-        self._position.got, self._is_dirty = taken.after, False
-
-    def _take_back(self, taken: Item) -> None:  # noqa: ARG002 - another run gives it again
-        assert self._position is not None, "it has begun"
-        self._position.got, self._is_dirty = None, True
-
-    def _seek(self) -> None:
-        """Have another run go on where the loop is, after an exception that may have ended this one's generators."""
-        run, self.run = self.run, None
-        if self._closing is not None:
-            run_finalizer(self._closing)
-        if run is not None:
-            run.items, run.passes = iter(()), iter(())
-        self._position = self._epochs.reopen(self)
-
-    def _first(self, epochs: Epochs) -> Item | None:
-        """Begin, and return the first item; None if there is none."""
-        self._votes, self.position_before = epochs.votes(), epochs.position
-        item = self._of_all(epochs)
-        if item is None and self._position is not None and self._position.passes_end:
-            self._num_votes = 0
-            item = self._of_all(epochs)
-        return item
-
-    def _of_all(self, epochs: Epochs | None) -> Item | None:
-        """Return the next item, if all ranks that end together have one. `epochs`: begin its next one first."""
-        votes = self._votes
-        try:
-            if epochs is not None:
-                self._open(epochs)
-            item = self._pull()
-        except Exception:
-            if votes is not None:
-                with suppress(Exception):  # it tells the others, which may have gone
-                    votes.all_have(None, self._num_votes)
-            raise
-        if votes is not None and not votes.all_have(item is not None, self._num_votes) and item is not None:
-            assert self._position is not None, "it has begun"
-            self._position.is_over, item = True, None  # this rank's item isn't lost: all end here
-            self.close()
-        self._num_votes += 1
-        return item
-
-    def _open(self, epochs: Epochs) -> Position:
-        run, position, self.idle = epochs.begin(self)
-        self.run, self._position = run, position
+    def _open(self) -> None:
+        """Begin the next epoch."""
+        run, position, self.idle = self._epochs.begin(self)
+        self.run, self._progress = run, position
         if self._error is not None:  # another thread closed the pipeline, when not all of it was there
             run.close()
             raise self._error
-        return position
+        self._state = IteratorState.ACTIVE
+
+    def _seek(self) -> None:
+        """Have another run go on where the loop is: an exception may have ended this one's generators."""
+        self._end_run()
+        if (position := self._epochs.reopen(self)) is not None:
+            self._progress, self._state = position, IteratorState.ACTIVE
 
     def own(self, run: Run) -> None:
         """Use this run, and close it at the end. Called before it starts anything."""
         self._closing = weakref.finalize(self, run.close)
         self.run = run
 
+    def _take(self) -> Delivery:
+        if self.run is not None:
+            self.run.owner.check()
+        try:
+            item = self._pull()
+            if item is None and self._progress.passes_end:
+                self._num_votes = 0
+                self._open()
+                item = self._pull()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
+                raise
+            return Delivery(error=error)
+        if item is None:
+            return Delivery(is_end=True)
+        place: Any = item.after
+        return Delivery(place, batch=item.value)
+
     def _pull(self) -> Item | None:
-        """Return the next item; None at the end of the epoch."""
-        run = self.run  # another thread may close it meanwhile
+        """Return the next item; None at the end of the epoch, or if another rank that ends with this one has none."""
+        position, votes, run = self._progress, self._votes, self.run  # another thread may close it meanwhile
         item = None if run is None else next(run.items, None)
-        if item is not None:
-            return item
-        if self._error is not None:  # another thread closed the pipeline meanwhile
-            raise self._error
-        if run is not None:
-            assert self._position is not None, "it has begun"
+        if item is None and run is not None and self._state is IteratorState.ACTIVE:
             goes_on = run.has_next()
-            if self._error is not None:
-                raise self._error
-            self._position.is_over = True
-            _warn_of_used_up(self._chain)
-            if goes_on:  # keep it for the next epoch
-                assert self._closing is not None, "it has begun"
+            position.is_over = True
+            _warn_of_used_up(position.chain)
+            if goes_on and self._closing is not None:  # keep it for the next epoch
                 self.idle.append(run)
                 self._closing.detach()
                 self.run = None
             else:
-                self.close()
-        return None
+                self._end_run()
+        if votes is not None and not votes.all_have(item is not None, self._num_votes) and item is not None:
+            position.is_over, item = True, None  # this rank's item isn't lost: all end here
+        self._num_votes += 1
+        return item
+
+    def _tell_failure(self) -> None:
+        if self._votes is not None:
+            with suppress(Exception):  # the other ranks may have gone
+                self._votes.all_have(None, self._num_votes)
+
+    def _give(self, delivery: Delivery) -> NoReturn:
+        assert delivery.error is not None
+        self._tell_failure()
+        self._end_run()
+        self._fail(delivery.error)
+
+    def _end(self) -> None:
+        self._stop(IteratorState.DONE)
+        self._end_run()
 
     def close(self) -> None:
         """End all threads and processes. Idempotent. Later calls of `next` raise `StopIteration` or the error."""
-        is_over = self._position is not None and self._position.is_over
-        if self._error is None and not is_over:
-            self._error = LoaderClosed(_CLOSED)
+        if self._state in (IteratorState.FRESH, IteratorState.ACTIVE):
+            self._stop(IteratorState.FAILED, LoaderClosed(_CLOSED))
+        self._end_run()
+
+    def _end_run(self) -> None:
         if self._closing is not None:
             run_finalizer(self._closing)
         if (run := self.run) is not None:
@@ -291,26 +268,22 @@ class PipelineIterator(LoopIterator):
         self.run = None
 
     def __repr__(self) -> str:
-        where = "" if self._position is None else f", epoch {self._position.epoch}"
-        state = "running" if self.run is not None else "fresh" if self._position is None else "closed"
-        return f"<PipelineIterator: {state}{where}>"
+        is_begun = hasattr(self, "_progress")
+        state = "running" if self.run is not None else "closed" if is_begun else "fresh"
+        return f"<PipelineIterator: {state}{f', epoch {self._progress.epoch}' if is_begun else ''}>"
 
 
 class ShownPipelineIterator(ShownIterator, PipelineIterator):
     """The same with a bar."""
 
     _unit = "result"
-    _num_results = 0
 
     def _place(self) -> tuple[int, int, int | None, int]:
-        if self._position is not None:
-            return 0, self._num_results, None, 0  # the bar is there
+        if self._state is not IteratorState.FRESH:
+            self._progress.settle()
+            return 0, self._progress.num_got, None, 0  # the bar is there
         epoch, is_whole = self._epochs.next_epoch
-        return epoch, 0, self._chain.num_results if is_whole else None, 0
-
-    def _note(self, taken: Item) -> None:
-        self._num_results += 1
-        super()._note(taken)
+        return epoch, 0, self._epochs.chain.num_results if is_whole else None, 0
 
 
 class Epochs:
@@ -396,7 +369,7 @@ class Epochs:
     def _position_of(self, run: Run, state: PipelineState, *, passes_end: bool) -> Position:
         shards = [split.place for split in self.chain.splits]
         begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=(), shards=shards)
-        return Position(begun, run.sources, passes_end, state.place)
+        return Position(self.chain, begun, run.sources, passes_end, state.place)
 
     def reopen(self, iterator: PipelineIterator) -> Position | None:
         """Open another run for an iterator, where its loop is. Return the position; None if it hasn't begun.
@@ -421,6 +394,7 @@ class Epochs:
             finally:
                 self._chosen = chosen
             position = self._position_of(run, state, passes_end=before.passes_end)
+            position.num_got = before.num_got
             self.position, self.tally, iterator.idle = position, run.tally, self._idle
             return position
         raise SwiftLoaderError(
@@ -519,7 +493,7 @@ class Epochs:
         position = self.position
         if position is None:
             return self._at_start(self._next_epoch, told=self._told)
-        position.settle(self.chain)
+        position.settle()
         chosen = self._chosen
         if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
             return self._at_start(chosen, position.begins(), self._told)
@@ -528,7 +502,7 @@ class Epochs:
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
                 "says which items are left. Call it at the end of an epoch, or give output_order='input'"
             )
-        state, place = position.to_state(self.chain), position.place
+        state, place = position.to_state(), position.place
         counts = place is not None and not position.is_over and not self.chain.origin.is_endless
         return replace(state, failures=tuple(policy.num_at(place or ()) for policy in self.tally.policies if counts))
 

@@ -58,11 +58,6 @@ class Item(NamedTuple):
     after: Place
     """Where a run continues once this item was delivered. No two items of an epoch have the same."""
 
-    @property
-    def batch(self) -> Any:
-        """The value, for `LoopIterator`."""
-        return self.value
-
 
 Passes = Iterator[Iterator[Item]]
 """See above."""

@@ -4,7 +4,7 @@ which the passes of loaders and samplers begin. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -13,6 +13,7 @@ from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, optional
 from swift_loader.sampling.mixture import Mix, weights_of
 from swift_loader.sampling.plan import MAX_EPOCH, Plan, Uneven
+from swift_loader.sampling.progress import Progress, Steps
 from swift_loader.sampling.shuffle import MAX_SAMPLES, OrderSettings
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, SKIPPED, Position, SkippedRange, Skips, rows_of
 
@@ -143,54 +144,47 @@ class EpochRule:
         return None if self._has_named_last and self.last.state is PassState.OVER else self._chosen
 
 
-@dataclass(slots=True)
-class PlannedPass:
-    """A loader's pass through an epoch of its plan, and how far the loop is. The loop's thread uses it."""
+class PlannedPass(Progress):
+    """A loader's pass through an epoch of its plan. Its steps count those before the pass, too."""
 
-    plan: Plan
-    begin: Position
-    first_step: int
-    """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
-    num_steps: int
-    """How many first steps of the epoch are done, including those before the pass."""
-    num_batches: int
-    """Batches of the whole epoch, including those before the first step."""
-    ahead: Set[int] = frozenset()
-    """Later steps that are done, too, because they came out of order."""
-    is_ended: bool = False
-    """Whether the loop has met the end of the epoch, where another rank may have one more batch."""
+    last: tuple[int, tuple[Any, ...]] | None = None
+    """The step of the batch that the loop got last in the pass, and its failed samples."""
 
-    @property
-    def position(self) -> Position:
-        """The position after the last delivered batch."""
-        epoch = self.begin.epoch
-        if self.is_ended:
-            return self.plan.end_of(epoch)
-        return self.begin if self.num_steps == self.first_step else self.plan.position_after(epoch, self.num_steps - 1)
-
-    @property
-    def num_done(self) -> int:
-        """Steps of the epoch that are done, including those before the pass."""
-        return self.num_steps + len(self.ahead)
-
-    def note(self, step: int) -> None:
-        """Count a step as done."""
-        if step == self.num_steps and not self.ahead:  # nearly always
-            self.num_steps = step + 1
-            return
-        ahead, first = self.ahead | {step}, self.num_steps
-        while first in ahead:
-            first += 1
-        self.num_steps, self.ahead = first, frozenset(step for step in ahead if step > first)
-
-    def take_back(self, step: int) -> None:
-        """Count a step as not done. Idempotent."""
-        done = {*range(step, self.num_steps), *self.ahead} - {step}
-        self.num_steps, self.ahead = min(step, self.num_steps), frozenset(done)
+    def __init__(self, plan: Plan, begin: Position, first_step: int) -> None:
+        """`begin`: where it begins or continues, which is where `first_step` begins."""
+        self.begin, self.first_step = begin, first_step
+        self._steps = Steps(first_step)
+        self.replan(plan)
 
     def replan(self, plan: Plan) -> None:
         """Go on with a plan whose steps up to here are the same."""
         self.plan, self.num_batches = plan, plan.num_batches(self.begin.epoch)
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of the epoch that are behind the loop."""
+        self.settle()
+        return self._steps
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the loop got all batches of this rank."""
+        return self.is_over or self.steps.first >= self.num_batches
+
+    @property
+    def position(self) -> Position:
+        """The position after the last delivered batch."""
+        epoch, num_steps = self.begin.epoch, self.steps.first
+        if self.is_over:  # another rank may have one more batch
+            return self.plan.end_of(epoch)
+        return self.begin if num_steps == self.first_step else self.plan.position_after(epoch, num_steps - 1)
+
+    def _count(self, got: Any) -> None:
+        self._steps.note(got.work.step)
+        self.last = got.work.step, got.failures
+
+    def _uncount(self, got: Any) -> None:
+        self._steps.discard(got.work.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +288,7 @@ class Run(EpochRule):
         this = self.this
         if this is None:
             return self._last
-        is_over = this.is_ended or this.num_steps >= this.num_batches  # this rank has all its batches of the epoch
-        state = PassState.OVER if is_over else PassState.RUNNING
+        state = PassState.OVER if this.has_all else PassState.RUNNING
         return Pass(this.begin.epoch, this.position.num_samples, state)
 
     @property
@@ -312,7 +305,7 @@ class Run(EpochRule):
     @property
     def is_partly_delivered(self) -> bool:
         """Whether a pass has delivered some but not all of its batches, and no other epoch was chosen since."""
-        return self.is_in_pass and self.this is not None and self.this.num_done > self.this.first_step
+        return self.is_in_pass and self.this is not None and len(self.this.steps) > self.this.first_step
 
     def next_begin(self, num_samples: int) -> Position:
         """Return where the next pass begins, given the dataset's length, unless another epoch is chosen until then."""
@@ -321,7 +314,7 @@ class Run(EpochRule):
 
     def begin_pass(self, position: Position, plan: Plan, first_step: int) -> None:
         """Begin a pass at this position, which is where `first_step` begins."""
-        self.this = PlannedPass(plan, position, first_step, first_step, plan.num_batches(position.epoch))
+        self.this = PlannedPass(plan, position, first_step)
         self._chosen = None
 
     def state_dict(self) -> dict[str, Any]:

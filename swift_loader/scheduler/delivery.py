@@ -89,17 +89,10 @@ class Delivery:
     """How long the worker took for the batch or its error. None if it has built neither."""
     is_end: bool = False
     """Whether the source of work has ended, so that there is no batch. It may hand out more later."""
+    is_batch: bool = True
+    """False: the loop has got the error in its place."""
     number: int = -1
     """The batch's number in the metrics; -1 if it has none."""
-
-    def raise_error(self) -> None:
-        """Raise the error, if there is one. It isn't here any more, because its traceback refers to those who were."""
-        error, self.error = self.error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # else it would be its own traceback that keeps it
 
     def keep(self) -> None:
         """Note that only the user keeps the batch's memory from here on. Any thread."""

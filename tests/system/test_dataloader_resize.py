@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 from swift_loader import DataLoader
-from swift_loader.dataloader.epoch import IndexEpoch
+from swift_loader.dataloader.sources import SamplerSource
 from swift_loader.scheduler.scheduler import WorkerState
 from tests.support.helpers import HANG_S, LIKE_A_FORK, wait_until
 from tests.support.resizing import calling
@@ -97,7 +97,7 @@ def run(loader: DataLoader[Any], sizes: Mapping[int, int], epochs: int = 2) -> l
 
 def num_serving(loader: DataLoader[Any]) -> int:
     """Return how many workers take tasks of the current epoch."""
-    assert isinstance(loader._latest, IndexEpoch)
+    assert isinstance(loader._latest, SamplerSource)
     workers = loader._latest.workers
     assert workers is not None
     of_scheduler = list(workers.dispatcher._scheduler._workers.values())

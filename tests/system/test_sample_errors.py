@@ -26,8 +26,7 @@ from swift_loader import (
     WorkerStalled,
     sample_rng,
 )
-from swift_loader.lifecycle import Lifecycle
-from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
+from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES, SampleErrors
 from tests.support import datasets
 from tests.support.fronts import Stream
 from tests.support.helpers import exhaustive, ids_of, make_loader, needs_own_generators
@@ -494,14 +493,14 @@ def test_an_error_with_a_very_long_text_arrives_or_is_skipped(workers: int) -> N
 
 
 def test_an_interrupt_between_a_batch_and_the_loop_counts_its_failures_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    note = Lifecycle.note_delivery
+    note = SampleErrors.note
 
-    def interrupted(self: Lifecycle, *noted: Any) -> None:
+    def interrupted(self: SampleErrors, *noted: Any) -> None:
         note(self, *noted)
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Lifecycle, "note_delivery", interrupted)
+    monkeypatch.setattr(SampleErrors, "note", interrupted)
     options: dict[str, Any] = {"on_error": "skip", "max_errors": 1, "worker_per_consumer": 0, "shuffle": False}
     loader = SwiftLoader(dataset=Bad1(), batch_size=4, **options)
     iterator = iter(loader)

@@ -37,16 +37,17 @@ class Rank:
 
     @property
     def is_over(self) -> bool:
-        return self.run.this is None or self.run.this.num_steps >= self.run.this.num_batches
+        return self.run.this is None or self.run.this.has_all
 
     def take(self) -> BatchPlan:
         this = self.run.this
         assert this is not None
         if self.is_over:
-            this.is_ended = True
+            this.is_over = True
             return BatchPlan(np.empty(0, np.int64), 0)
-        this.num_steps += 1
-        return this.plan.batch(this.begin.epoch, this.num_steps - 1)
+        step = this.steps.first
+        this.steps.note(step)
+        return this.plan.batch(this.begin.epoch, step)
 
     def exclude(self, rows: list[int], *, in_pass: bool) -> None:
         this, since = self.run.this, None
@@ -56,7 +57,7 @@ class Rank:
         if in_pass and this is not None and not self.is_over:
             plan, step = self.plan().resumed_at(this.position)
             this.replan(plan)
-            assert step == this.num_steps, "what was delivered counts as before"
+            assert step == this.steps.first, "what was delivered counts as before"
 
 
 @given(data=st.data(), num_samples=st.integers(1, 60))
