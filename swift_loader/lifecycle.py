@@ -544,10 +544,10 @@ class EpochIterator(LoopIterator):
             self.reopen()
 
     def _take(self) -> Delivery:
-        session = self._session
+        session, this = self._session, self._progress
         if session.owner is not None and session.owner.pid != self._turn.pid:
             session.owner.check()
-        if self._progress.has_all:
+        if this.done.first >= this.num_batches:
             return Delivery(is_end=True)
         if self._is_tuned and (number := session.observer.tune(session)) is not None:
             self._lifecycle.resize(number, is_auto=True)

@@ -153,7 +153,8 @@ class PlannedPass(Progress):
     def __init__(self, plan: Plan, begin: Position, first_step: int) -> None:
         """`begin`: where it begins or continues, which is where `first_step` begins."""
         self.begin, self.first_step = begin, first_step
-        self._steps = Steps(first_step)
+        self.done = Steps(first_step)
+        """The steps that are behind the loop, as far as that is settled."""
         self.replan(plan)
 
     def replan(self, plan: Plan) -> None:
@@ -164,7 +165,7 @@ class PlannedPass(Progress):
     def steps(self) -> Steps:
         """The steps of the epoch that are behind the loop."""
         self.settle()
-        return self._steps
+        return self.done
 
     @property
     def has_all(self) -> bool:
@@ -180,11 +181,11 @@ class PlannedPass(Progress):
         return self.begin if num_steps == self.first_step else self.plan.position_after(epoch, num_steps - 1)
 
     def _count(self, got: Any) -> None:
-        self._steps.note(got.work.step)
+        self.done.note(got.work.step)
         self.last = got.work.step, got.failures
 
     def _uncount(self, got: Any) -> None:
-        self._steps.discard(got.work.step)
+        self.done.discard(got.work.step)
 
 
 @dataclass(frozen=True, slots=True)
