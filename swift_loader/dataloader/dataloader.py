@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from swift_loader.checks import check_integer, check_optional_integer, check_progress, check_skips
 from swift_loader.dataloader import options
 from swift_loader.dataloader.draws import Draws, before_first, take_order
-from swift_loader.dataloader.inline import InlineSource
+from swift_loader.dataloader.inline import InlineWorkers
 from swift_loader.dataloader.iterator import LoaderIterator, ShownLoaderIterator
 from swift_loader.dataloader.shards import copies_of
-from swift_loader.dataloader.sources import LoaderSource, SamplerSource, StreamSource
+from swift_loader.dataloader.sources import AnyWorkers, LoaderSource, SamplerSource, StreamSource
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
 from swift_loader.dataloader.workers import LoaderWorkers, Mover, start_workers, warm_root
 from swift_loader.delivery.observer import Observer
@@ -442,21 +442,30 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         if continued is not None and continued.dataset_epoch not in (None, epoch_of(self.dataset)):
             self.dataset.set_epoch(continued.dataset_epoch)  # type: ignore[attr-defined]
         shard = options.shard_of(self)
-        if not self.num_workers:
-            source: LoaderSource = InlineSource(self, number, resume, self._observer.metrics, shard)
+        workers: AnyWorkers
+        saved, carried = None if resume is None else resume.draws, None
+        if self.num_workers:
+            workers, draws, carried = self._begin_workers(number, resume, shard, again)
         else:
-            if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
-                self.check_worker_number_rationality()
-            source = self._begin_with_workers(number, resume, shard, again)
+            workers = InlineWorkers(self, resume, shard, self._observer.metrics)
+            draws = Draws(self, number, saved)
+        source: LoaderSource
+        if isinstance(self.dataset, IterableDataset):
+            copies = copies_of(self) if self._latest is None else None
+            source = StreamSource(self, draws, workers, resume, copies)
+        else:
+            source = again or SamplerSource(self, draws, resume)
+            source.begin(self, workers, resume, carried)
         if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
             way_out = ", or give shard_stream=True, if the dataset shares itself out"
             source.votes = self._votes = self._votes or RankVotes(find_ranks(None, None), way_out)
         self._latest = source
         return source
 
-    def _begin_with_workers(
+    def _begin_workers(
         self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None, again: SamplerSource | None
-    ) -> LoaderSource:
+    ) -> tuple[LoaderWorkers, Draws, dict[int, bytes] | None]:
+        """Return workers, the draws that they begin with, and where those begin that stay, see `Shards.carry`."""
         base_seed, carried = None, None
         workers = self._workers
         if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
@@ -469,6 +478,8 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         self._workers = None
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed
+        if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
+            self.check_worker_number_rationality()
         saved = None if resume is None else resume.draws
         draws = Draws(self, epoch, saved, base_seed) if again is None else again.draws
         while workers is None or not workers.close.alive:
@@ -478,11 +489,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 self._leave_forks(error)
         if self.persistent_workers:
             self._workers = workers
-        if not isinstance(self.dataset, IterableDataset):
-            source = again or SamplerSource(self, draws, resume)
-            source.begin(self, workers, resume, carried)
-            return source
-        return StreamSource(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
+        return workers, draws, carried
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""

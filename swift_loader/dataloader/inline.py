@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -19,21 +20,18 @@ from torch.utils.data import DataLoader, IterableDataset
 # Private, but the only implementation of torch's fetching, and the same in all its versions.
 from torch.utils.data.dataloader import _DatasetKind
 
-from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.options import pinning_of, rng_of
-from swift_loader.dataloader.shards import SharedShards
-from swift_loader.dataloader.sources import LoaderSource
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
-from swift_loader.errors import SwiftLoaderError, noted
+from swift_loader.errors import noted
 from swift_loader.executors.failures import rebuild, rebuild_sample
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import IndexWork
+from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
 from swift_loader.transport.by_value import NewDefinitions
-from swift_loader.transport.task import Task
+from swift_loader.transport.task import IndexArray, Task
 from swift_loader.worker import stream
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import SAVES_NONE, KeyedSamples
@@ -41,115 +39,100 @@ from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.torch_worker import StreamShard, TorchMode, is_stateful
 
 
-class InlineSource(LoaderSource):
-    """An epoch without workers.
+class InlineWorkers:
+    """Stands for the workers of one epoch. Builds a batch when it is asked for, so generators are used as with torch.
 
-    Draws and fetches one batch at a time, so without a seed, generators are used as with torch.
+    It has no dispatcher, since nothing is ever in flight.
     """
 
-    _drawn: Any = None
-    """What the next batch is made of, a `Drawn`. None: draw it."""
-    _built: Delivery | None = None
-    """The next batch, or the error in its place, until the loop has got it."""
-    _sampler_state: tuple[Any, Any] | None = None
-    _leaves_generators = True
-    """Whether fetching leaves the program's generators as they were."""
+    fleet = close = None
+    dispatcher: Any = None
+    may_stay = False
+    num_ahead = 0
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        epoch: int,
-        resume: LoaderPosition | None,
-        metrics: Metrics,
-        shard: StreamShard | None = None,
+        self, loader: DataLoader[Any], resume: LoaderPosition | None, shard: StreamShard | None, metrics: Metrics
     ) -> None:
-        """The loader's `collate_fn` may change between epochs. `epoch`: which one it is, if it resumes nothing.
+        """Bring the dataset to where it continues. First of all, as its state may set the global generators.
 
         `shard`: this rank's part of a stream that the loader shares out.
         """
-        self._num_fetched = self._num_skipped = 0
-        """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
-        self._is_drawing = self._is_fetching = False
-        """Whether the sampler is asked, or the dataset. After an exception there, an iterator gives nothing more."""
-        self._skipped: set[int] = set()
-        self._collate: Any = loader.collate_fn
-        self._num_sharing = 0 if shard is None else shard.world_size
-        self._pin, self._metrics = pinning_of(loader, receives=False), metrics
+        self.shard, self._metrics, self._dataset = shard, metrics, loader.dataset
         metrics.end_pass()
-        saved = WorkerSnapshot()
-        self._dataset: Any = loader.dataset
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._saves = bool(getattr(loader, "snapshot_every_n_steps", 1))
         begins_epoch = resume is None or resume.draws.begins_epoch
+        saved = WorkerSnapshot()
         if resume is not None:
             saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
         if begins_epoch or shard is None:
-            _restore(self._dataset, saved, begins_epoch=begins_epoch)  # first: it may set the global generators
-        self._begun_at = saved if saved.has_state else replace(saved, dataset_state=self._own_state())
-        super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
-        if loader.timeout:  # torch's type, and as late as torch
-            raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
-        self._batches: bool = loader._auto_collation  # noqa: SLF001
-        """False: each sample is a batch of its own."""
-        self._unused: WorkerSnapshot | None = None
+            _restore(loader.dataset, saved, begins_epoch=begins_epoch)
+        has_place = saved.has_state and not begins_epoch
+        self.begun = saved if has_place else WorkerSnapshot(self._own_state())
+        """Where the stream continues or begins."""
+        self._loader: DataLoader[Any] | None = loader
+        """Until `begin`."""
+        self._num_to_skip = 0 if begins_epoch else saved.num_since
+        if resume is not None and not begins_epoch and not saved.has_state:  # earlier versions didn't count since
+            self._num_to_skip = max(saved.num_since, resume.draws.num_drawn)
+        self._unused = None if begins_epoch else saved
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
-        self._definitions = NewDefinitions() if getattr(loader, "on_error", "raise") == "skip" else None
-        self._samples: Any = None
-        """What fetches the samples of a shared stream, or seeds each of a map-style dataset. None: torch's fetcher."""
-        size, drop_last, seed = loader.batch_size or 1, loader.drop_last, self.draws.begun.base_seed
-        mode = TorchMode(1, auto_collation=self._batches, batch_size=size, drop_last=drop_last, shard=shard)
-        if shard is not None:
-            shards = SharedShards(1, resume, is_persistent=False)
-            (self._num_fetched,) = shards.next_batches
-            self._samples = stream.StreamSamples(self._dataset, replace(mode, is_stream=True), seed, None)
-            self._samples.use_plan(PlanSettings.of_seed(seed), (shards.resume or {}).get(0), 0)
-        elif (
-            is_keyed := self.draws.seed is not None and rng_of(loader) is Rng.SAMPLE
-        ) or self._definitions is not None:
-            rng, self._leaves_generators = Rng.SAMPLE if is_keyed else Rng.NONE, is_keyed
-            self._samples = KeyedSamples(self._dataset, mode, rng, seed, None, self._definitions)
-        else:
-            kind = loader._dataset_kind  # noqa: SLF001
-            self._fetcher: Any = _DatasetKind.create_fetcher(
-                kind, self._dataset, self._batches, loader.collate_fn, loader.drop_last
-            )
-        if self._resumed is not None:
-            self._continue(self._resumed, saved)
-        self._num_before = self._num_fetched
-        if self._mover.depth:
-            fetch = weakref.WeakMethod(self._fetch_drawn)  # else this would refer to itself
-            self._pull = self._mover.ahead(self, lambda: fetch()(), bool)  # type: ignore[misc] # noqa: PLW0108 - it is there
+        self.num_begun: int | None = None
+        """How many steps of the epoch were fetched, counting one that an exception has ended. None: none here."""
+        self._index: int | None = None
+        """Of the sample that failed, if it is known: torch's fetcher doesn't say it."""
 
     def _own_state(self) -> Any:
         """Return the state of a stream that changes as it is read; None if it has none, or nobody saves it."""
-        dataset = self._dataset
-        is_read = isinstance(dataset, IterableDataset) and self._saves
+        dataset: Any = self._dataset
+        is_read = self._is_stream and self._saves
         if not is_read or not is_stateful(dataset) or stream.is_huggingface(dataset):
             return None
         with suppress(NotImplementedError):
             return deepcopy(dataset.state_dict())
         return None
 
-    def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
-        """Go to a position in the middle of an epoch."""
-        self._sampler_state = resume.draws.sampler_state
-        self._num_skipped = resume.draws.num_drawn - resume.num_yielded
-        self._skipped = set(resume.ahead)
-        if not self._is_stream:
-            return
-        if self._samples is not None:
-            self._unused = replace(saved, next_batch=self._num_fetched)
-            return
-        self._unused = saved
+    def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
+        """Build the batches of a source from now on. `resume`: where the loader's share of a stream continues."""
+        loader, self._loader = self._loader, None
+        assert loader is not None, "it serves one epoch"
+        if loader.timeout:  # torch's type, and as late as torch
+            raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
+        self._source = weakref.ref(source)  # which refers to this
+        self._collate: Any = loader.collate_fn
+        self._pin = pinning_of(loader, receives=False)
+        self._keys: Any = [None] * (loader.batch_size or 1) if loader._auto_collation else None  # noqa: SLF001
+        """Of a batch of a stream."""
+        self._definitions = NewDefinitions() if getattr(loader, "on_error", "raise") == "skip" else None
+        self._samples: Any = None
+        """What fetches the samples of a shared stream, or seeds each of a map-style dataset. None: torch's fetcher."""
+        self._leaves_generators = True
+        """Whether fetching leaves the program's generators as they were."""
+        size, batches = loader.batch_size or 1, loader._auto_collation  # noqa: SLF001
+        mode = TorchMode(1, auto_collation=batches, batch_size=size, drop_last=loader.drop_last, shard=self.shard)
+        is_keyed = getattr(loader, "_order_seed", None) is not None and rng_of(loader) is Rng.SAMPLE
+        if self.shard is not None:
+            self._samples = stream.StreamSamples(self._dataset, replace(mode, is_stream=True), base_seed, None)
+            self._samples.use_plan(PlanSettings.of_seed(base_seed), (resume or {}).get(0), 0)
+        elif is_keyed or self._definitions is not None:
+            rng, self._leaves_generators = Rng.SAMPLE if is_keyed else Rng.NONE, is_keyed
+            self._samples = KeyedSamples(self._dataset, mode, rng, base_seed, None, self._definitions)
+        else:
+            kind = loader._dataset_kind  # noqa: SLF001
+            self._fetcher: Any = _DatasetKind.create_fetcher(
+                kind, self._dataset, batches, loader.collate_fn, loader.drop_last
+            )
+            if self._is_stream and self._unused is not None:
+                self._go_to(self._unused)
+
+    def _go_to(self, saved: WorkerSnapshot) -> None:
+        """Bring a stream to a position in the middle of an epoch."""
         if saved.iterator_state is not None:
             self._fetcher.dataset_iter.load_state_dict(saved.iterator_state)
-        num_to_skip = saved.num_since if saved.has_state else resume.draws.num_drawn
-        if num_to_skip:
+        for _ in range(self._num_to_skip):
             self._unused = None
-        for _ in range(num_to_skip):
-            drawn = self.draws.next()
-            assert drawn is not None, "a stream's sampler is endless"
             try:
-                self._fetcher.fetch(drawn.keys)
+                self._fetcher.fetch(self._keys)
             except Exception as error:  # the loop has had it before
                 if is_interrupt(error):
                     raise
@@ -157,12 +140,45 @@ class InlineSource(LoaderSource):
         if saved.has_ended and saved.dataset_state is not None:
             stream.settle(self._dataset, self._fetcher.dataset_iter, saved.dataset_state)
 
-    def _fetch(self, drawn: Drawn) -> Delivery:
-        """Return a batch. If samples draw by keys, it leaves the program's generators as they were."""
-        if (samples := self._samples) is None:
-            return Delivery(batch=self._fetcher.fetch(drawn.keys))
-        task, is_again = Task(0, 0, self.number, drawn.step, drawn.indices, turn=self._num_fetched), True
-        built = Delivery()
+    def is_ready(self) -> bool:
+        """False: no batch is moved ahead."""
+        return False
+
+    def next(self) -> Delivery:
+        """Return the next batch on the host, the error in its place, or the end."""
+        source, asked_ns = self._source(), time.perf_counter_ns()
+        self._metrics.note_asked(asked_ns)
+        work: Any = None if source is None else source.next()
+        if work is None:
+            return Delivery(is_end=True)
+        self._unused, self._index, self.num_begun = None, None, work.step + 1
+        built, began_ns, cpu_ns = Delivery(work), time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            keys = self._keys if self._is_stream else work.indices
+            keys = keys.to_list() if isinstance(keys, IndexArray) else keys
+            num_samples = len(keys) if self._keys is not None else 1
+            if self._samples is None:
+                built.batch = self._fetcher.fetch(keys)
+            else:
+                self._build(built, keys)
+            if built.error is None and self._pin is not None:
+                built.batch = self._pin(built.batch)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            if self._is_stream and isinstance(error, StopIteration):
+                return Delivery(is_end=True)
+            built.error = error
+        if built.error is None:
+            num_samples -= len(built.failures)
+            built.number = self._metrics.note_inline(work.epoch, work.step, num_samples, asked_ns, began_ns, cpu_ns)
+        return built
+
+    def _build(self, built: Delivery, keys: Any) -> None:
+        """Build a batch as a worker does. Unless samples draw as they like, the program's generators stay."""
+        samples, work, is_again = self._samples, built.work, True
+        assert work is not None
+        task = Task(0, 0, work.epoch, work.step, keys, turn=work.turn if isinstance(work, StreamWork) else None)
         with preserved_generators() if self._leaves_generators else nullcontext():
             while is_again:  # samples drew without their seeds
                 try:
@@ -174,133 +190,48 @@ class InlineSource(LoaderSource):
                 except Exception as failed:
                     built.error = (failed.__cause__ or failed) if isinstance(failed, BuildError) else failed
                     self._index = failed.index if isinstance(failed, BuildError) else None
+                    if is_interrupt(built.error):
+                        raise built.error from None
                 finally:
                     is_again = samples.seeding.needs_rebuild()
-                is_again = is_again and (built.error is None or not is_interrupt(built.error))
         if built.failures and built.error is None and self._definitions is not None:
-            work, where = IndexWork(self.number, drawn.step, drawn.keys), f", batch {drawn.step} of epoch {self.number}"
+            where = f", batch {work.step} of epoch {work.epoch}"
             errors = [rebuild(one.failure, "the calling thread", self._definitions, where) for one in built.failures]
-            built.failures = tuple(map(rebuild_sample, built.failures, repeat(work), errors))
+            of = repeat(IndexWork(work.epoch, work.step, keys))
+            built.failures = tuple(map(rebuild_sample, built.failures, of, errors))
             self._definitions.clear()
-        return built
 
-    def _fetch_drawn(self) -> Delivery:
-        """Return the batch that was drawn, on the host."""
-        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        built = self._fetch(drawn := self._drawn)
-        if built.error is not None:
-            return built
-        if self._pin is not None:
-            built.batch = self._pin(built.batch)
-        step = self._num_fetched if self._is_stream else drawn.step
-        num_samples = (len(drawn.keys) if self._batches else 1) - len(built.failures)
-        built.number = self._metrics.note_inline(self.number, step, num_samples, self._asked_ns, began_ns, cpu_ns)
-        if self._pull is not None and not self._is_stream:
-            built.work = IndexWork(self.number, step, None)
-        return built
-
-    def take(self) -> Delivery:
-        """Return the next batch, the error in its place, or the end. An interrupt comes out of the user's code."""
-        self._asked_ns = time.perf_counter_ns()
-        self._metrics.note_asked(self._asked_ns)
-        drawn = self._drawn
-        while drawn is None or drawn.step in self._skipped:
-            if drawn is not None:
-                self._num_skipped, self._sampler_state, self._drawn = self._num_skipped + 1, drawn.sampler_state, None
-            self._is_drawing = True
-            try:
-                drawn = self._drawn = self.draws.next()
-            except Exception as error:
-                if is_interrupt(error):
-                    raise
-                self._is_drawing = False  # it is the sampler's error
-                return Delivery(error=error)
-            self._is_drawing = False
-            if drawn is None:
-                self.end()
-                return Delivery(is_end=True)
-        if self._built is None:
-            self._unused = None
-            self._index = None  # of the sample that fails, if it is known: torch's fetcher doesn't say it
-            self._is_fetching = True
-            built = self._fetched(drawn)
-            # No handler runs between these.
-            self._is_fetching = False
-            if built.is_end:
-                return built
-            self._built = built
-        return self._built
-
-    def _fetched(self, drawn: Drawn) -> Delivery:
-        try:
-            delivery = self._fetch_drawn() if self._pull is None else self._pull()
-        except StopIteration:
-            self.end()
-            return Delivery(is_end=True)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            delivery = Delivery(error=error)
-        if delivery.error is not None:
-            where = f"rank {expected_ranks(None).rank}, epoch {self.number}, batch {drawn.step}"
+    def explained(self, delivery: Delivery) -> Delivery:
+        """Say where an error comes from."""
+        work = delivery.work
+        if delivery.error is not None and work is not None:
+            where = f"rank {expected_ranks(None).rank}, epoch {work.epoch}, batch {work.step}"
             noted(delivery.error, where if self._index is None else f"{where}, dataset index {self._index}")
-            delivery.work = IndexWork(self.number, drawn.step, None)
         return delivery
 
-    def _count(self, got: Any) -> None:
-        if (drawn := self._drawn) is not None:
-            # No handler runs here.
-            self._num_skipped += not got.is_batch  # the next batch is that of the next step, also after a resume
-            self._num_fetched += 1
-            self._sampler_state = drawn.sampler_state
-            self._drawn = self._built = None
-
-    def goes_on(self) -> bool:
-        """Return whether the next `take` gives what the loop hasn't got.
-
-        Raises `SwiftLoaderError` if the stream can't begin again.
-        """
-        is_amid = self._is_fetching and self._is_stream
-        iterator = None if self._samples is not None else self._fetcher.dataset_iter if is_amid else None
-        if iterator is self._dataset and not is_stateful(iterator):
-            raise SwiftLoaderError(
-                f"the loop was interrupted while it read the {type(iterator).__name__}, which is its own iterator and "
-                f"can't begin again, so a batch may be lost. Begin a new epoch, or give the dataset a state_dict and a "
-                f"load_state_dict"
-            )
-        return not (self._is_drawing or is_amid)
-
-    def end(self) -> None:
-        """Take the epoch as over. Idempotent."""
-        self.is_over = True
+    def end_pass(self) -> None:
+        """Record that the loop met the end of the epoch."""
         self._metrics.end_pass(time.perf_counter_ns())
 
-    def position(self) -> LoaderPosition:
-        """Return where the loop is."""
-        self.settle()
-        num_done = self.num_yielded + self._num_skipped
-        ahead = sorted(step for step in self._skipped if step >= num_done)
-        return self._at(num_done, self._sampler_state, ahead=ahead, workers=(self._snapshot(),))
+    @property
+    def own_iterator(self) -> Any:
+        """The dataset, if it is its own iterator, and can't begin again. Else None."""
+        iterator = None if self._samples is not None else self._fetcher.dataset_iter
+        return iterator if iterator is self._dataset and not is_stateful(iterator) else None
 
-    def _snapshot(self) -> WorkerSnapshot:
+    def snapshot(self) -> WorkerSnapshot:
+        """Return the state of the dataset after all that was fetched."""
         dataset: Any = self._dataset
-        if self._unused is not None:
-            return self._unused
-        begun = self._begun_at
-        if self._is_stream and (self._is_fetching or self._built is not None):
-            # Nobody knows how far it is, or it is beyond the loop: from where it began, all are read again.
-            if self._samples is not None:
-                return replace(begun, next_batch=self._num_fetched)
-            num_read = self._num_fetched - self._num_before
-            return replace(begun, num_since=begun.num_since + num_read, num_batches=begun.num_batches + num_read)
         shared = self._samples if self._is_stream else None
+        if self._unused is not None and self._is_stream:
+            return self._unused
         if not self._saves:
-            return WorkerSnapshot(next_batch=None if shared is None else shared.turn)
+            return WorkerSnapshot()
         try:
             if not self._is_stream:
                 return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
             if shared is not None:
-                return replace(WorkerSnapshot.of(shared.snapshot()), next_batch=shared.turn)
+                return WorkerSnapshot.of(shared.snapshot())
             iterator = self._fetcher.dataset_iter
             return WorkerSnapshot(
                 dataset.state_dict() if stream.has_exact_state(dataset) and iterator is not dataset else None,

@@ -166,7 +166,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
                 "a reference to the DataLoader"
             )
         position = before.position()
-        again = before if isinstance(before, SamplerSource) and before.is_intact else None
+        again = before if isinstance(before, SamplerSource) and before.is_known else None
         self._continue_at(loader, position, again=again)
         self._progress.num_votes = before.num_votes
 

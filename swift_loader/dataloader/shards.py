@@ -25,12 +25,13 @@ class Shards:
     def __init__(
         self, loader: DataLoader[Any], resume: LoaderPosition | None, carried: dict[int, bytes] | None = None
     ) -> None:
-        """Begin with fresh datasets, or where `resume` says.
+        """Begin with fresh datasets, or where `resume` says. Without workers, there is one.
 
         `carried`: where persistent workers continue that got nothing since an earlier epoch was resumed, see `carry`.
         """
-        saved = [] if resume is None else list(resume.workers[: loader.num_workers])
-        saved += [WorkerSnapshot()] * (loader.num_workers - len(saved))
+        num_workers = max(1, loader.num_workers)
+        saved = [] if resume is None else list(resume.workers[:num_workers])
+        saved += [WorkerSnapshot()] * (num_workers - len(saved))
         self.resume = carried
         """Where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
         self._carried = carried or {}
@@ -39,11 +40,11 @@ class Shards:
         begins = resume is None or resume.draws.begins_epoch
         if resume is not None and (loader.persistent_workers or not begins):
             self.resume = {number: one.resume(anew=begins) for number, one in enumerate(saved)}
-        self._begun = [WorkerSnapshot()] * loader.num_workers if begins else saved
+        self.begun = [WorkerSnapshot()] * num_workers if begins else saved
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came. Unpacked when somebody asks."""
-        self._num_since = [one.num_since for one in self._begun]
-        self._num_batches = [one.num_batches for one in self._begun]
+        self._num_since = [one.num_since for one in self.begun]
+        self._num_batches = [one.num_batches for one in self.begun]
         self._noted: Any = None
         """What was counted last."""
 
@@ -55,7 +56,7 @@ class Shards:
         return {number: one for number, one in self._carried.items() if number not in busy} or None
 
     def note(self, got: Any) -> None:
-        """Count a batch or an error that the loop has got, a `Got`. The same one counts once."""
+        """Count a batch or an error that the loop has got, a `Delivery`. The same one counts once."""
         if got is self._noted:
             return
         work, worker_id, num_since = got.work, None, 0
@@ -72,10 +73,10 @@ class Shards:
 
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:
         """Return what is known of each worker. `rounds`, of a stream, know where shards end."""
-        return tuple(self._snapshot(number, rounds) for number in range(len(self._begun)))
+        return tuple(self._snapshot(number, rounds) for number in range(len(self.begun)))
 
     def _snapshot(self, number: int, rounds: StreamRounds | None) -> WorkerSnapshot:
-        saved = begun = self._begun[number]
+        saved = begun = self.begun[number]
         num_batches = self._num_batches[number]
         if number in self._states:
             saved = WorkerSnapshot.of(Snapshot.unpack(self._states[number]))
@@ -110,9 +111,11 @@ class SharedShards:
             self.resume = dict.fromkeys(range(num_workers), latest.resume(anew=True))
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came."""
+        self.begun: list[WorkerSnapshot] = []
+        """Where the stream begins, if there are no workers."""
 
     def note(self, got: Any) -> None:
-        """Count a batch or an error that the loop has got, a `Got`. Idempotent."""
+        """Count a batch or an error that the loop has got, a `Delivery`. Idempotent."""
         work = got.work
         assert isinstance(work, StreamWork)
         self.next_batches[work.worker_id] = work.turn + len(self.next_batches)
@@ -122,7 +125,7 @@ class SharedShards:
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""
         first = min(self.next_batches)
-        known = [WorkerSnapshot() if self._resumed is None else self._resumed.latest(first)]
+        known = self.begun or [WorkerSnapshot() if self._resumed is None else self._resumed.latest(first)]
         known += [WorkerSnapshot.of(Snapshot.unpack(state)) for state in self._states.values()]
         latest = max((one for one in known if one.num_batches <= first), key=lambda one: one.num_batches)
         return tuple(replace(latest, next_batch=batch) for batch in self.next_batches)

@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.dataloader.draws import Draws, num_early_draws
+from swift_loader.dataloader.inline import InlineWorkers
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition, SamplerState
 from swift_loader.dataloader.workers import LoaderWorkers, Mover
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, SwiftLoaderError
+from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle
 from swift_loader.ranks.agreement import RankVotes
 from swift_loader.runtime import is_interrupt, run_finalizer
@@ -29,12 +32,18 @@ from swift_loader.sampling.progress import Progress, Steps
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, WorkSource
 
+AnyWorkers = LoaderWorkers | InlineWorkers
+
 
 class LoaderSource(Progress):
     """An epoch. The loop's thread uses it, but for what says otherwise."""
 
-    workers: LoaderWorkers | None = None
+    workers: AnyWorkers | None = None
     """Those that serve it now."""
+    is_known = True
+    """Whether it is known what the user's iterator has given."""
+    _inline: InlineWorkers | None = None
+    """These, also after the end, if there are none."""
     votes: RankVotes | None = None
     """Given if the epoch is over as soon as it is over on one of the ranks."""
     num_votes = 0
@@ -43,7 +52,7 @@ class LoaderSource(Progress):
     """How many ranks the loader shares the stream out to. 0: the dataset does that."""
     _pull: Callable[[], Delivery] | None = None
     """Returns the next batch, the error in its place, or the end. None: there are no more."""
-    _fleet: Any = None
+    _fleet: Fleet | None = None
     _end_processes: Any = None
 
     def __init__(self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None) -> None:
@@ -58,9 +67,10 @@ class LoaderSource(Progress):
         self.num_got = 0 if self._resumed is None else self._resumed.num_yielded
         self._mover: Mover = loader._mover  # type: ignore[attr-defined] # noqa: SLF001
 
-    def _use(self, workers: LoaderWorkers, take: Callable[[], Delivery]) -> None:
+    def _use(self, workers: AnyWorkers, take: Callable[[], Delivery]) -> None:
         """Use these workers until `close`, or until nobody refers to this any more."""
         self.workers, self._fleet, self._end_processes = workers, workers.fleet, workers.close
+        self._inline = workers if isinstance(workers, InlineWorkers) else None
         self._pull = self._mover.ahead(self, take, workers.is_ready)
 
     @property
@@ -95,8 +105,20 @@ class LoaderSource(Progress):
         raise NotImplementedError
 
     def goes_on(self) -> bool:
-        """Return whether the next `take` gives what the loop hasn't got, although an exception has ended the last."""
-        return False
+        """Return whether the next `take` gives what the loop hasn't got, although an exception has ended the last.
+
+        So it is without workers, if what an iterator has given is known. Raises `SwiftLoaderError` if it can't be had
+        again.
+        """
+        if (inline := self._inline) is None or not self.is_known:
+            return False
+        self._use(inline, inline.next)
+        self.rewind()
+        return True
+
+    def rewind(self) -> None:
+        """Hand out again what was handed out and isn't behind the loop."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -136,7 +158,7 @@ class LoaderSource(Progress):
         """Let go of the workers, which end if they don't serve other epochs. There are no more batches. Idempotent."""
         workers, self.workers, self._pull = self.workers, None, None
         if workers is not None and not workers.may_stay:
-            run_finalizer(workers.close)
+            self.shut_down()
 
 
 class SamplerSource(LoaderSource, WorkSource):
@@ -164,8 +186,6 @@ class SamplerSource(LoaderSource, WorkSource):
         self._error: Exception | None = None
         """The sampler's, which comes after the batches that were drawn."""
         self._has_drawn_all = False
-        self.is_intact = True
-        """Whether the sampler can be asked again. An exception ends it, if it is a generator."""
         resumed = self._resumed
         self._steps = Steps(draws.num_drawn)
         self._came_before = set[int]() if resumed is None else set(resumed.ahead)
@@ -178,7 +198,7 @@ class SamplerSource(LoaderSource, WorkSource):
     def begin(
         self,
         loader: DataLoader[Any],
-        workers: LoaderWorkers,
+        workers: AnyWorkers,
         resume: LoaderPosition | None,
         carried: dict[int, bytes] | None,
     ) -> None:
@@ -186,15 +206,12 @@ class SamplerSource(LoaderSource, WorkSource):
         `Shards`.
         """
         self._use(workers, workers.next)
-        self._note_limits(workers)
+        self._max_ahead = workers.num_ahead
         self._max_noticed = min(self._max_ahead, self._max_noticed)
         self._shards = Shards(loader, resume, carried)
         self.rewind()
         self._refill()
         workers.begin(self, self.draws.begun.base_seed, self._shards.resume)
-
-    def _note_limits(self, workers: LoaderWorkers) -> None:
-        self._max_ahead = workers.limits.max_in_flight + self._mover.depth
 
     def _refill(self, num_more: int = 0) -> None:
         """Draw until as many batches aren't behind the loop as may be in flight, and so many more."""
@@ -202,7 +219,7 @@ class SamplerSource(LoaderSource, WorkSource):
             is_noticed = self.draws.num_drawn >= self._num_early
             if len(self._drawn) >= num_more + (self._max_noticed if is_noticed else self._max_ahead):
                 return
-            self.is_intact = False
+            self.is_known = False  # an exception ends a sampler, if it is a generator
             try:
                 drawn = self.draws.next()
             except Exception as error:  # the sampler's
@@ -210,7 +227,7 @@ class SamplerSource(LoaderSource, WorkSource):
                     raise
                 self._error, drawn = error, None
             if drawn is None:
-                self._has_drawn_all = self.is_intact = True
+                self._has_drawn_all = self.is_known = True
                 return
             # A copy, because batch samplers may fill one list again and again. It is sent later.
             indices = drawn.indices.copy() if type(drawn.indices) is list else drawn.indices
@@ -221,8 +238,8 @@ class SamplerSource(LoaderSource, WorkSource):
             else:
                 self._drawn[drawn.step] = indices
                 self._waiting.append(drawn.step)
-                self._busy.add(drawn.step % self._num_workers)
-            self.is_intact = True
+                self._busy.add(drawn.step % max(1, self._num_workers))
+            self.is_known = True
 
     def next(self) -> IndexWork | None:
         """Return the next work; None if nothing more is drawn yet."""
@@ -253,10 +270,10 @@ class SamplerSource(LoaderSource, WorkSource):
         """
         self._num_bound = 0
         workers = self.workers  # the loop's thread may let go of them meanwhile
-        if workers is not None:
+        if isinstance(workers, LoaderWorkers):
             with suppress(LoaderClosed):
                 workers.resize(num_workers)
-            self._note_limits(workers)
+            self._max_ahead = workers.num_ahead
 
     def _count(self, got: Any) -> None:
         self._note(got.work.step)
@@ -277,7 +294,8 @@ class SamplerSource(LoaderSource, WorkSource):
         self.settle()
         steps = self._steps
         ahead, state = sorted(steps.ahead | self._came_before), self._states.get(steps.first - 1)
-        return self._at(steps.first, state, ahead=ahead, workers=self._shards.snapshots())
+        workers = self._shards.snapshots() if self._inline is None else (self._inline.snapshot(),)
+        return self._at(steps.first, state, ahead=ahead, workers=workers)
 
 
 class StreamSource(LoaderSource, StreamRounds):
@@ -287,7 +305,7 @@ class StreamSource(LoaderSource, StreamRounds):
         self,
         loader: DataLoader[Any],
         draws: Draws,
-        workers: LoaderWorkers,
+        workers: AnyWorkers,
         resume: LoaderPosition | None,
         copies: Copies | None,
     ) -> None:
@@ -298,34 +316,53 @@ class StreamSource(LoaderSource, StreamRounds):
         LoaderSource.__init__(self, loader, draws, resume)
         self._copies, shard = copies, workers.shard
         self._use(workers, workers.next if copies is None else partial(copies.noted, workers.next))
-        self._last_got, first_batches = -1, None
+        self._last_got = -1 if self._resumed is None or shard is not None else self._resumed.last_worker
         """The worker whose batch the loop got last."""
-        self._shards: Shards | SharedShards
+        self._num_done = self.num_got
+        """Without workers: how many steps are behind the loop, counting those that failed."""
         if shard is not None:
             self._num_sharing = shard.world_size
-            self._shards = SharedShards(self._num_workers, resume, is_persistent=loader.persistent_workers)
-            first_batches = self._shards.next_batches
-        else:
-            self._shards = Shards(loader, resume)
-            self._last_got = -1 if self._resumed is None else self._resumed.last_worker
+        self._shards: Shards | SharedShards = (
+            Shards(loader, resume)
+            if shard is None
+            else SharedShards(max(1, self._num_workers), resume, is_persistent=loader.persistent_workers)
+        )
+        if self._inline is not None:
+            self._shards.begun = [self._inline.begun]
+        self.rewind()
+        workers.begin(self, self.draws.begun.base_seed, self._shards.resume)
+
+    def rewind(self) -> None:
+        """Begin the rounds where the loop is."""
         StreamRounds.__init__(
             self,
             self.number,
-            self._num_workers,
-            first_step=self.num_got,
+            max(1, self._num_workers),
+            first_step=self._num_done,
             last_worker=self._last_got,
-            first_batches=first_batches,
+            first_batches=self._shards.next_batches if isinstance(self._shards, SharedShards) else None,
         )
-        workers.begin(self, self.draws.begun.base_seed, self._shards.resume)
 
     def _get_ready(self) -> None:
         if self._copies is not None:
             self._copies.warn()
 
+    def goes_on(self) -> bool:
+        """See `LoaderSource`."""
+        inline = self._inline
+        self.is_known = inline is not None and inline.num_begun in (None, self._num_done)
+        if not self.is_known and inline is not None and (iterator := inline.own_iterator) is not None:
+            raise SwiftLoaderError(
+                f"the loop was interrupted while it read the {type(iterator).__name__}, which is its own iterator and "
+                f"can't begin again, so a batch may be lost. Begin a new epoch, or give the dataset a state_dict and a "
+                f"load_state_dict"
+            )
+        return super().goes_on()
+
     def _count(self, got: Any) -> None:
         if isinstance(got.work, StreamWork):
             self._shards.note(got)
-            self._last_got = got.work.worker_id
+            self._last_got, self._num_done = got.work.worker_id, got.work.step + 1
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -336,4 +373,8 @@ class StreamSource(LoaderSource, StreamRounds):
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         self.settle()
-        return self._at(self.num_got, None, last_worker=self._last_got, workers=self._shards.snapshots(self))
+        inline, workers = self._inline, self._shards.snapshots(self)
+        if inline is not None and (self.is_over or inline.num_begun in (None, self._num_done)):  # else it is further
+            now = inline.snapshot()
+            workers = (replace(now, next_batch=workers[0].next_batch),) if now.has_state or now.has_ended else workers
+        return self._at(self.num_got, None, last_worker=self._last_got, workers=workers)

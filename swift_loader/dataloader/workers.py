@@ -211,7 +211,7 @@ class LoaderWorkers:
 
         `mover`: of the loader, for all epochs. `pin`: page-locks each batch, if nobody moves it; None: nothing does.
         """
-        metrics = mover.metrics
+        metrics, self._mover = mover.metrics, mover
         mode = worker_options.torch
         assert mode is not None
         self.persist = mode.persists
@@ -257,6 +257,11 @@ class LoaderWorkers:
         self.close = weakref.finalize(self, self.dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
         self.dispatcher.start()
+
+    @property
+    def num_ahead(self) -> int:
+        """How many batches may be built, ready or moved ahead of the loop."""
+        return self.limits.max_in_flight + self._mover.depth
 
     @property
     def may_stay(self) -> bool:
