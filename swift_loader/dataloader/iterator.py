@@ -86,7 +86,8 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
             self._continue_at(loader, None if self._passes_epoch else self._progress.position())
         self._errors.warn()  # of a pass that the loop has left
         self._errors.begin(self._progress.number, self._num_samples)
-        self._state = IteratorState.ACTIVE
+        if self._state is IteratorState.FRESH:  # else another thread has closed the loader meanwhile
+            self._state = IteratorState.ACTIVE
 
     def _take(self) -> Delivery:
         loader, recorded = self._loader(), None
@@ -151,6 +152,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _end(self) -> None:
         self._stop(IteratorState.DONE)
+        self._progress.close()
         self._errors.warn()
         loader = self._loader()
         if loader is not None and not self._is_tuned:

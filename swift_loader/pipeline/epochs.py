@@ -177,17 +177,23 @@ class PipelineIterator(LoopIterator):
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
                 raise
-            self._tell_failure()
             self._end_run()
             self._fail(error)
         self._is_dirty = False
 
     def _open(self) -> None:
         """Begin the next epoch."""
-        run, position, self.idle = self._epochs.begin(self)
+        try:
+            run, position, self.idle = self._epochs.begin(self)
+        except Exception as error:
+            self._tell(error)
+            raise
+        self._go_on(run, position)
+
+    def _go_on(self, run: Run | None, position: Position) -> None:
         self.run, self._progress = run, position
         if self._error is not None:  # another thread closed the pipeline, when not all of it was there
-            run.close()
+            self._end_run()
             raise self._error
         self._state = IteratorState.ACTIVE
 
@@ -195,7 +201,7 @@ class PipelineIterator(LoopIterator):
         """Have another run go on where the loop is: an exception may have ended this one's generators."""
         self._end_run()
         if (position := self._epochs.reopen(self)) is not None:
-            self._progress, self._state = position, IteratorState.ACTIVE
+            self._go_on(self.run, position)
 
     def own(self, run: Run) -> None:
         """Use this run, and close it at the end. Called before it starts anything."""
@@ -222,7 +228,19 @@ class PipelineIterator(LoopIterator):
 
     def _pull(self) -> Item | None:
         """Return the next item; None at the end of the epoch, or if another rank that ends with this one has none."""
-        position, votes, run = self._progress, self._votes, self.run  # another thread may close it meanwhile
+        votes = self._votes
+        try:
+            item = self._next_item()
+        except Exception as error:
+            self._tell(error)
+            raise
+        if votes is not None and not votes.all_have(item is not None, self._num_votes) and item is not None:
+            self._progress.is_over, item = True, None  # this rank's item isn't lost: all end here
+        self._num_votes += 1
+        return item
+
+    def _next_item(self) -> Item | None:
+        position, run = self._progress, self.run  # another thread may close it meanwhile
         item = None if run is None else next(run.items, None)
         if item is None and run is not None and self._state is IteratorState.ACTIVE:
             goes_on = run.has_next()
@@ -234,19 +252,16 @@ class PipelineIterator(LoopIterator):
                 self.run = None
             else:
                 self._end_run()
-        if votes is not None and not votes.all_have(item is not None, self._num_votes) and item is not None:
-            position.is_over, item = True, None  # this rank's item isn't lost: all end here
-        self._num_votes += 1
         return item
 
-    def _tell_failure(self) -> None:
-        if self._votes is not None:
-            with suppress(Exception):  # the other ranks may have gone
+    def _tell(self, error: Exception) -> None:
+        """Tell the other ranks that end with this one that it has failed, so that they don't wait."""
+        if self._votes is not None and not is_interrupt(error):
+            with suppress(Exception):  # they may have gone
                 self._votes.all_have(None, self._num_votes)
 
     def _give(self, delivery: Delivery) -> NoReturn:
         assert delivery.error is not None
-        self._tell_failure()
         self._end_run()
         self._fail(delivery.error)
 
