@@ -184,7 +184,7 @@ class SamplerSource(LoaderSource, WorkSource):
         self._waiting: deque[int] = deque()
         """Those that aren't handed out."""
         self._error: Exception | None = None
-        """The sampler's, which comes after the batches that were drawn."""
+        """The sampler's, which comes after the batches that were drawn. Then it is asked again, as with torch."""
         self._has_drawn_all = False
         resumed = self._resumed
         self._steps = Steps(draws.num_drawn)
@@ -215,17 +215,18 @@ class SamplerSource(LoaderSource, WorkSource):
 
     def _refill(self, num_more: int = 0) -> None:
         """Draw until as many batches aren't behind the loop as may be in flight, and so many more."""
-        while not self._has_drawn_all:
+        while not self._has_drawn_all and self._error is None:
             is_noticed = self.draws.num_drawn >= self._num_early
             if len(self._drawn) >= num_more + (self._max_noticed if is_noticed else self._max_ahead):
                 return
             self.is_known = False  # an exception ends a sampler, if it is a generator
             try:
                 drawn = self.draws.next()
-            except Exception as error:  # the sampler's
+            except Exception as error:
                 if is_interrupt(error):
                     raise
-                self._error, drawn = error, None
+                self._error, self.is_known = error, True
+                return
             if drawn is None:
                 self._has_drawn_all = self.is_known = True
                 return
