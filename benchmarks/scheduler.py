@@ -28,10 +28,10 @@ from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.sampling.skips import Position
+from swift_loader.sampling.work import PlannedSource, PlannedWork
 from swift_loader.scheduler.messages import Action, Answered, Event, Ready, Send
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
-from swift_loader.scheduler.work import PlannedSource, PlannedWork
 
 NUM_WORKERS = (1, 8, 64, 256, 1024, 2048)
 NUM_HEAVY = (8, 16, 64)
@@ -57,7 +57,7 @@ class TimedScheduler:
         limits = Limits.of(None, None, 64, num_workers, in_order=in_order)
         self._scheduler = Scheduler(SchedulerSettings(limits, max_restarts=100, num_workers=num_workers))
         plan = Plan.of(_NUM_STEPS, PlanSettings.of_seed(0))
-        self._scheduler.begin(PlannedSource(plan, 0, 0), keeps_meaning=True)
+        self._scheduler.begin(PlannedSource(plan, Position(0, 0), 0), keeps_meaning=True)
         self._in_order = in_order
         self._random = random.Random(0)
         self._now_s = self._spent_s = 0.0
@@ -126,7 +126,7 @@ class HeavyTailed:
         self._scheduler = Scheduler(SchedulerSettings(limits, 100, num_workers=num_workers))
         settings = replace(PlanSettings.of_seed(0), batch_size=_HEAVY_SIZE)
         plan = Plan.of(_NUM_STEPS * _HEAVY_SIZE, settings)
-        self._scheduler.begin(PlannedSource(plan, 0, 0), keeps_meaning=True)
+        self._scheduler.begin(PlannedSource(plan, Position(0, 0), 0), keeps_meaning=True)
         self._now_s = 0.0
         self._tasks: list[deque[Send]] = [deque() for _ in range(num_workers)]
         self._ends: list[tuple[float, int, float]] = []

@@ -36,8 +36,9 @@ from swift_loader.report.tuning import Autotuner, first_number
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, PlanSettings
-from swift_loader.sampling.run import PassState, PlannedPass, Run
+from swift_loader.sampling.run import PassState, Run
 from swift_loader.sampling.skips import Position, SkippedRange
+from swift_loader.sampling.work import PlannedSource
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.sample_errors import SampleErrors, delivered_batch
 from swift_loader.worker.seeding import Rng
@@ -386,7 +387,7 @@ class Lifecycle:
             since = Position(running.begin.epoch, running.position.num_samples)
         return num_samples, since
 
-    def _running_pass(self) -> PlannedPass | None:
+    def _running_pass(self) -> PlannedSource | None:
         current = self._current() if self._current is not None else None
         return self.run.this if current is not None and current.is_active else None
 
@@ -509,7 +510,7 @@ class EpochIterator(LoopIterator):
     Errors are permanent: after one, each `next` raises it again. The same holds for the end of the epoch.
     """
 
-    _progress: PlannedPass
+    _progress: PlannedSource
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         super().__init__(lifecycle.turn)

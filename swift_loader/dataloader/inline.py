@@ -28,8 +28,8 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.work import IndexWork, StreamWork, WorkSource
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.task import IndexArray, Task
 from swift_loader.worker import stream
@@ -99,6 +99,7 @@ class InlineWorkers:
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
         self._source = weakref.ref(source)  # which refers to this
+        source.rewind()
         self._collate: Any = loader.collate_fn
         self._pin = pinning_of(loader, receives=False)
         self._keys: Any = [None] * (loader.batch_size or 1) if loader._auto_collation else None  # noqa: SLF001

@@ -14,8 +14,8 @@ from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.device.move import Parcel
 from swift_loader.errors import warn
 from swift_loader.runtime import is_interrupt
+from swift_loader.sampling.work import StreamRounds, StreamWork
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import StreamRounds, StreamWork
 from swift_loader.worker.torch_worker import Snapshot
 
 

@@ -29,8 +29,8 @@ from swift_loader.executors.handle import Handle
 from swift_loader.ranks.agreement import RankVotes
 from swift_loader.runtime import is_interrupt, run_finalizer
 from swift_loader.sampling.progress import Progress, Steps
+from swift_loader.sampling.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, WorkSource
 
 AnyWorkers = LoaderWorkers | InlineWorkers
 
@@ -209,7 +209,6 @@ class SamplerSource(LoaderSource, WorkSource):
         self._max_ahead = workers.num_ahead
         self._max_noticed = min(self._max_ahead, self._max_noticed)
         self._shards = Shards(loader, resume, carried)
-        self.rewind()
         self._refill()
         workers.begin(self, self.draws.begun.base_seed, self._shards.resume)
 
@@ -330,7 +329,6 @@ class StreamSource(LoaderSource, StreamRounds):
         )
         if self._inline is not None:
             self._shards.begun = [self._inline.begun]
-        self.rewind()
         workers.begin(self, self.draws.begun.base_seed, self._shards.resume)
 
     def rewind(self) -> None:

@@ -37,8 +37,8 @@ from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.work import IndexWork, WorkSource
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import IndexWork, WorkSource
 from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng

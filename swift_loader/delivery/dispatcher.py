@@ -36,11 +36,11 @@ from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import LoaderThread, is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.work import PlannedSource, WorkSource
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Send, Stall, Warn
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import PlannedSource, WorkSource
 from swift_loader.transport.channel import explaining_limits
 
 CLOSE_LIMIT_S = 4.5
@@ -198,6 +198,7 @@ class Dispatcher:
         self.is_dirty, dropped = True, list[Any]()
         if not is_there:
             with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
+                source.rewind()
                 dropped = scheduler.begin(source, keeps_meaning=is_same_plan)
                 executor.use_plan(ledger.generation, Plan.of(self.num_samples, settings), resume)
         self.act()

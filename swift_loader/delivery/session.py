@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +31,10 @@ from swift_loader.runtime import ProcessOwner
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings
 from swift_loader.sampling.run import Run
-from swift_loader.sampling.skips import Position
+from swift_loader.sampling.work import PlannedSource
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
-from swift_loader.scheduler.work import PlannedSource
 from swift_loader.worker.spec import WorkerSpec
 
 
@@ -142,46 +140,43 @@ class Session:
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def seek(
-        self, begin: Position | None = None, done: Set[int] = frozenset(), *, awaits_first: bool = False
-    ) -> tuple[Position, int]:
-        """Make the dispatcher build from a position on, by default the run's next pass. Return it, and its step.
+    def seek(self, source: PlannedSource | None = None, *, awaits_first: bool = False) -> PlannedSource:
+        """Make the dispatcher build from where a pass is; None: from where the run's next one begins. Return the pass.
 
-        `done`: later steps that are left out. `awaits_first`: see `Dispatcher.begin`.
+        It is without what the run skips by now. `awaits_first`: see `Dispatcher.begin`.
         """
         run, num_samples = self._run, self.dispatcher.num_samples
-        begin = run.next_begin(num_samples) if begin is None else begin
+        begin = run.next_begin(num_samples) if source is None else source.position
         plan = Plan.of(num_samples, replace(self.settings, order=run.order, skips=run.skips))
         self.plan, step = plan.resumed_at(begin)
         self.settings = self.plan.settings
         self.past_plans.note(time.perf_counter_ns(), self.plan)
-        source = PlannedSource(self.plan, begin.epoch, step, done)
+        if source is None:
+            source = PlannedSource(self.plan, begin, step)
+        else:
+            source.replan(self.plan)
         self.dispatcher.begin(source, self.settings, awaits_first=awaits_first)
-        return begin, step
+        return source
 
     def begin_pass(self) -> PassSource:
         """Begin the run's next pass. Return what its batches come from: nothing is to be taken after the last one."""
-        begin, step = self.seek()
-        source = self._source(begin.epoch, step)
-        self._run.begin_pass(begin, self.plan, step)
-        return source
+        source = self.seek()
+        batches = self._batches_of(source)
+        self._run.begin_pass(source)
+        return batches
 
     def reopen_pass(self) -> PassSource:
         """Continue the run's pass where the loop is, without what it skips by now. Return the same as `begin_pass`.
 
         Batches that were built or moved ahead of the loop are dropped.
         """
-        this = self._run.this
-        assert this is not None, "it has begun"
-        begin, step = self.seek(this.position, this.steps.ahead)
-        source = self._source(begin.epoch, step + len(this.steps.ahead))
-        this.replan(self.plan)
-        return source
+        assert self._run.this is not None, "it has begun"
+        return self._batches_of(self.seek(self._run.this))
 
-    def _source(self, epoch: int, first_step: int) -> PassSource:
+    def _batches_of(self, source: PlannedSource) -> PassSource:
         if self._target is None or not self._target.moves:
             return self.dispatcher if self._broadcast is None else self
-        depth, num_left = self._options.delivery.max_on_device, self.plan.num_batches(epoch) - first_step
+        depth, num_left = self._options.delivery.max_on_device, source.num_batches - len(source.steps)
         depth = depth if self._broadcast is None else self._broadcast.num_ahead
         self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
         in_background = self._target.moves_in_background

@@ -18,10 +18,10 @@ from swift_loader.executors.process.reader import BatchReader, MessageReader, On
 from swift_loader.executors.wording import GRACE_BUILDS, attached
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.work import key_of
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.work import key_of
 from swift_loader.transport.messages import Hung
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError

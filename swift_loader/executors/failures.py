@@ -13,9 +13,9 @@ import numpy as np
 
 from swift_loader.errors import RemoteTraceback, WorkerError, set_cause
 from swift_loader.sampling.plan import Plan
+from swift_loader.sampling.work import IndexWork, StreamWork, Work
 from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.sample_errors import SampleFailure
-from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
 from swift_loader.transport.messages import Failure, SampleFailed

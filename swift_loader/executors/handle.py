@@ -17,8 +17,8 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import ReturnedSlots, WorkerMemory
 from swift_loader.runtime import raise_interrupt
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.work import StreamWork, Work
 from swift_loader.scheduler.messages import Send
-from swift_loader.scheduler.work import StreamWork, Work
 from swift_loader.transport.messages import BuildReport, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import NUM_BEGUN, NUM_LEFT_OUT, Segment
 from swift_loader.transport.task import LostKeys, Task

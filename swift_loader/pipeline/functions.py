@@ -17,8 +17,8 @@ from typing import Any
 from swift_loader.executors.calls import call_soon
 from swift_loader.executors.crew import CrewWorker
 from swift_loader.pipeline.stage import LoopRelay, Marker, Relay, RelayStage, Rest, RestStage, Stage
+from swift_loader.sampling.work import IndexWork
 from swift_loader.scheduler.messages import Answered, Send
-from swift_loader.scheduler.work import IndexWork
 from swift_loader.worker.fetch import POSITION_BITS
 from swift_loader.worker.seeding import Fetching, key_this_thread
 

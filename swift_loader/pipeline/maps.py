@@ -22,9 +22,9 @@ from swift_loader.pipeline.nodes import Node, Unbatch
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.stage import ItemWork, Marker, Opening, Passes, Stage
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.work import Work
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
-from swift_loader.scheduler.work import Work
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_worker import TorchMode
 

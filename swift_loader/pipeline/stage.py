@@ -43,9 +43,9 @@ from swift_loader.pipeline.failures import Calls, FailurePolicy, StageStats, Wai
 from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.work import IndexWork, WorkSource
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import SchedulerSettings
-from swift_loader.scheduler.work import IndexWork, WorkSource
 
 Place = tuple[Any, ...]
 """See above."""

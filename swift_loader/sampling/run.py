@@ -12,10 +12,10 @@ from typing import Any
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, optional
 from swift_loader.sampling.mixture import Mix, weights_of
-from swift_loader.sampling.plan import MAX_EPOCH, Plan, Uneven
-from swift_loader.sampling.progress import Progress, Steps
+from swift_loader.sampling.plan import MAX_EPOCH, Uneven
 from swift_loader.sampling.shuffle import MAX_SAMPLES, OrderSettings
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, SKIPPED, Position, SkippedRange, Skips, rows_of
+from swift_loader.sampling.work import PlannedSource
 
 VERSION = 1
 """Version of the state's fields and of the permutation. With another version, the order would be another one."""
@@ -144,50 +144,6 @@ class EpochRule:
         return None if self._has_named_last and self.last.state is PassState.OVER else self._chosen
 
 
-class PlannedPass(Progress):
-    """A loader's pass through an epoch of its plan. Its steps count those before the pass, too."""
-
-    last: tuple[int, tuple[Any, ...]] | None = None
-    """The step of the batch that the loop got last in the pass, and its failed samples."""
-
-    def __init__(self, plan: Plan, begin: Position, first_step: int) -> None:
-        """`begin`: where it begins or continues, which is where `first_step` begins."""
-        self.begin, self.first_step = begin, first_step
-        self.done = Steps(first_step)
-        """The steps that are behind the loop, as far as that is settled."""
-        self.replan(plan)
-
-    def replan(self, plan: Plan) -> None:
-        """Go on with a plan whose steps up to here are the same."""
-        self.plan, self.num_batches = plan, plan.num_batches(self.begin.epoch)
-
-    @property
-    def steps(self) -> Steps:
-        """The steps of the epoch that are behind the loop."""
-        self.settle()
-        return self.done
-
-    @property
-    def has_all(self) -> bool:
-        """Whether the loop got all batches of this rank."""
-        return self.is_over or self.steps.first >= self.num_batches
-
-    @property
-    def position(self) -> Position:
-        """The position after the last delivered batch."""
-        epoch, num_steps = self.begin.epoch, self.steps.first
-        if self.is_over:  # another rank may have one more batch
-            return self.plan.end_of(epoch)
-        return self.begin if num_steps == self.first_step else self.plan.position_after(epoch, num_steps - 1)
-
-    def _count(self, got: Any) -> None:
-        self.done.note(got.work.step)
-        self.last = got.work.step, got.failures
-
-    def _uncount(self, got: Any) -> None:
-        self.done.discard(got.work.step)
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The content of `state_dict()`: the position of a run, its order, and what it skips, as plain JSON types.
@@ -268,7 +224,7 @@ class Run(EpochRule):
         self.order = order
         self._mix = order.mix
         """What the program says. A loaded state may have another one."""
-        self.this: PlannedPass | None = None
+        self.this: PlannedSource | None = None
         """The last pass since the run began or was restored."""
         self.skips = NO_SKIPS
         """What the run leaves out."""
@@ -313,9 +269,9 @@ class Run(EpochRule):
         following = self.next(num_samples)
         return Position(following.epoch, following.position)
 
-    def begin_pass(self, position: Position, plan: Plan, first_step: int) -> None:
-        """Begin a pass at this position, which is where `first_step` begins."""
-        self.this = PlannedPass(plan, position, first_step)
+    def begin_pass(self, source: PlannedSource) -> None:
+        """Begin a pass."""
+        self.this = source
         self._chosen = None
 
     def state_dict(self) -> dict[str, Any]:

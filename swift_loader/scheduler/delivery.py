@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from swift_loader.scheduler.work import Work
+from swift_loader.sampling.work import Work
 
 
 class BatchState(Enum):

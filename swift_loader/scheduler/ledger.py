@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from swift_loader.errors import ProtocolError
+from swift_loader.sampling.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
 from swift_loader.scheduler.delivery import BatchState, Delivery
 from swift_loader.scheduler.messages import Answered, SampleFailed, Send, Skipped, StreamEnded
 from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
 
 
 class Ledger:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift_loader.errors import WorkerDied
+from swift_loader.sampling.work import Work
 from swift_loader.scheduler.delivery import Lease
 from swift_loader.scheduler.failures import Decision
-from swift_loader.scheduler.work import Work
 
 # Events ---------------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.work import PlannedWork, Work
+from swift_loader.sampling.work import PlannedWork, Work
 
 MIN_IN_FLIGHT = 10
 """For few workers, so that a loop that pauses now and then finds batches ready."""

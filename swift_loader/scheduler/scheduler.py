@@ -31,12 +31,12 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import ProtocolError
+from swift_loader.sampling.work import Work, WorkSource, key_of
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.work import Work, WorkSource, key_of
 
 
 class WorkerState(str, Enum):

@@ -22,8 +22,8 @@ from random import Random
 from swift_loader import SwiftLoader
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.fleet import TemplateFleet
+from swift_loader.sampling.work import key_of
 from swift_loader.scheduler.failures import TEMPLATE
-from swift_loader.scheduler.work import key_of
 
 STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """As `faults` has it: some workers stop between two pieces of a batch, and the killer finds them."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from swift_loader.scheduler.work import IndexWork, PlannedSource, WorkSource
+from swift_loader.sampling.skips import Position
+from swift_loader.sampling.work import IndexWork, PlannedSource, WorkSource
 
 
 def planned(epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int = -1) -> PlannedSource:
@@ -16,7 +17,7 @@ def planned(epoch: int, step: int, num_batches: Callable[[int], int], last_irreg
         num_batches=num_batches,
         last_irregular_epoch=last_irregular_epoch,
     )
-    return PlannedSource(plan, epoch, step)
+    return PlannedSource(plan, Position(epoch, 0), step)
 
 
 class IndexQueue(WorkSource):

@@ -16,6 +16,7 @@ from swift_loader.errors import StateMismatch
 from swift_loader.sampling.plan import BatchPlan, Plan, PlanSettings, Uneven
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.skips import NO_SKIPS, Position, Skips, rows_of
+from swift_loader.sampling.work import PlannedSource
 from tests.unit.sampling.test_plan import settings_of, whole_order
 
 
@@ -33,7 +34,8 @@ class Rank:
 
     def begin_pass(self) -> None:
         begin = self.run.next_begin(self.num_samples)
-        self.run.begin_pass(begin, *self.plan().resumed_at(begin))
+        plan, step = self.plan().resumed_at(begin)
+        self.run.begin_pass(PlannedSource(plan, begin, step))
 
     @property
     def is_over(self) -> bool:

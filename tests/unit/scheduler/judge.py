@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from swift_loader.sampling.work import IndexWork, PlannedWork, StreamWork, Work
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import Decision
 from swift_loader.scheduler.messages import (
@@ -22,7 +23,6 @@ from swift_loader.scheduler.messages import (
     StreamEnded,
     TemplateEnded,
 )
-from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 AnyWork = TypeVar("AnyWork", bound=Work | None)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swift_loader.errors import ProtocolError, WorkerDied
+from swift_loader.sampling.work import StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.delivery import BatchState
 from swift_loader.scheduler.failures import MIN_STOPPED_S, Decision
 from swift_loader.scheduler.messages import (
@@ -40,7 +41,6 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import StreamRounds, StreamWork, WorkSource
 from tests.support.work import IndexQueue, planned
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swift_loader.errors import ProtocolError, WorkerDied
+from swift_loader.sampling.work import PlannedWork
 from swift_loader.scheduler.messages import (
     Answered,
     Death,
@@ -31,7 +32,6 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import PlannedWork
 from tests.support.work import planned
 
 LIMITS = Limits(max_in_flight=4, max_ready_per_worker=4, in_order=True)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
+from swift_loader.sampling.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import Answered, Send, StreamEnded
 from swift_loader.scheduler.queues import MAX_TASKS, Limits
-from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from tests.support.work import planned
 
 Task = tuple[int, int]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from swift_loader.errors import ProtocolError
+from swift_loader.sampling.work import IndexWork, PlannedWork, StreamWork, Work
 from swift_loader.scheduler.queues import MAX_TASKS, MIN_ENTRIES, Limits, Queue, Queues
-from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 NUM_IDS = 4
 

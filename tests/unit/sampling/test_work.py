@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.scheduler.work import (
+from swift_loader.sampling.work import (
     PlannedWork,
     StreamRounds,
     StreamWork,

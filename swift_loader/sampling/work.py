@@ -9,10 +9,12 @@ A source hands out work in the order of delivery.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from swift_loader.sampling.plan import Plan
+from swift_loader.sampling.progress import Progress, Steps
+from swift_loader.sampling.skips import Position
 
 
 class PlannedWork(NamedTuple):
@@ -61,6 +63,9 @@ class WorkSource:
         """Return the next work; None if there is none left, or none now."""
         raise NotImplementedError
 
+    def rewind(self) -> None:
+        """Hand out again what was handed out and isn't behind the loop. Called before anything is handed out, too."""
+
     def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:  # noqa: ARG002
         """Return whether the other one's first batch follows after this number of this one's. The plan is the same."""
         return False
@@ -76,16 +81,58 @@ class WorkSource:
         return work
 
 
-class PlannedSource(WorkSource):
-    """The batches of a plan from a position on, across the ends of epochs, without end."""
+class PlannedSource(WorkSource, Progress):
+    """A loader's pass through an epoch of its plan. Its steps count those before the pass, too.
 
-    def __init__(self, plan: Plan, epoch: int, step: int, done: Set[int] = frozenset()) -> None:
-        """Begin at a batch. `done`: later steps of the same epoch that are left out."""
-        self._plan, self._done = plan, done
-        self._begin = epoch, step
-        self.leaves_out = bool(done)
-        """Whether steps are left out."""
-        self._epoch, self._step = epoch, step
+    It hands out the epochs after that as well, without end: the source of the next pass `is_at` what came before.
+    """
+
+    last: tuple[int, tuple[Any, ...]] | None = None
+    """The step of the batch that the loop got last in the pass, and its failed samples."""
+
+    def __init__(self, plan: Plan, begin: Position, first_step: int) -> None:
+        """`begin`: where it begins or continues, which is where `first_step` begins."""
+        self.begin, self.first_step = begin, first_step
+        self.done = Steps(first_step)
+        """The steps that are behind the loop, as far as that is settled."""
+        self.replan(plan)
+        self.rewind()
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with a plan whose steps up to here are the same, once it is rewound."""
+        self.plan, self.num_batches = plan, plan.num_batches(self.begin.epoch)
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of the epoch that are behind the loop."""
+        self.settle()
+        return self.done
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the loop got all batches of this rank."""
+        return self.is_over or self.steps.first >= self.num_batches
+
+    @property
+    def position(self) -> Position:
+        """The position after the last delivered batch."""
+        epoch, num_steps = self.begin.epoch, self.steps.first
+        if self.is_over:  # another rank may have one more batch
+            return self.plan.end_of(epoch)
+        return self.begin if num_steps == self.first_step else self.plan.position_after(epoch, num_steps - 1)
+
+    def _count(self, got: Any) -> None:
+        self.done.note(got.work.step)
+        self.last = got.work.step, got.failures
+
+    def _uncount(self, got: Any) -> None:
+        self.done.discard(got.work.step)
+
+    def rewind(self) -> None:
+        """See `WorkSource`."""
+        plan, epoch, done = self.plan, self.begin.epoch, self.done
+        self._handed, self._ahead = plan, done.ahead
+        self._from = self._epoch, self._step = epoch, done.first
         self._stop = plan.num_batches(epoch)
         self._first_regular = max(epoch, plan.last_irregular_epoch) + 1
         """From this epoch on, all have the same number of batches."""
@@ -93,30 +140,31 @@ class PlannedSource(WorkSource):
 
     def next(self) -> PlannedWork | None:
         """Return the next work; None if no epoch has any."""
-        while self._step in self._done:
+        while self._epoch == self._from[0] and self._step in self._ahead:
             self._step += 1
         while self._step >= self._stop:
             if not self._num_regular:
                 return None
-            self._epoch, self._step, self._done = self._epoch + 1, 0, frozenset()
+            self._epoch, self._step = self._epoch + 1, 0
             is_regular = self._epoch >= self._first_regular
-            self._stop = self._num_regular if is_regular else self._plan.num_batches(self._epoch)
+            self._stop = self._num_regular if is_regular else self._handed.num_batches(self._epoch)
         work = PlannedWork(self._epoch, self._step)
         self._step += 1
         return work
 
     def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:
         """See `WorkSource`."""
-        position = self._position_after(num_delivered)
+        if not isinstance(other, PlannedSource) or self._ahead or other.done.ahead:
+            return False
+        epoch, step = self._from
+        position = self._position_of(epoch, step + num_delivered)
         # Out of order, a count tells which batches were delivered only between two epochs.
         is_known = in_order or not num_delivered or not position[1]
-        if not isinstance(other, PlannedSource) or self.leaves_out or other.leaves_out:
-            return False
-        return is_known and position == other._position_after(0)  # noqa: SLF001
+        return is_known and position == self._position_of(other.begin.epoch, other.done.first)
 
-    def _position_after(self, num_delivered: int) -> tuple[int, int]:
-        epoch, step = self._begin[0], self._begin[1] + num_delivered
-        while epoch < self._first_regular and step >= (num_batches := self._plan.num_batches(epoch)):
+    def _position_of(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the epoch and the step that so many steps after the beginning of an epoch are."""
+        while epoch < self._first_regular and step >= (num_batches := self._handed.num_batches(epoch)):
             epoch, step = epoch + 1, step - num_batches
         if epoch < self._first_regular or not self._num_regular:
             return epoch, step
