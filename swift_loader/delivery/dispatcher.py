@@ -130,7 +130,7 @@ class Dispatcher:
     def fastest_build_s(self) -> float:
         """How long the fastest worker takes for a batch; infinite before the first one. Any thread."""
         with self.lock:
-            return self._scheduler.ledger.queues.fastest_build_s
+            return self._scheduler.ledger.workers.fastest_build_s
 
     # Starting ---------------------------------------------------------------------------------------------------------
 

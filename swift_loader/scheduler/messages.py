@@ -50,9 +50,7 @@ class Ready:
 class Answered:
     """A worker has built the batch of its oldest task, or the user's code raised. Fields are as in `Delivery`."""
 
-    worker: int
-    generation: int
-    sequence: int
+    task: Send
     batch: Any = None
     error: BaseException | None = None
     lease: Lease | None = None
@@ -66,9 +64,7 @@ class Answered:
 class SampleFailed:
     """A worker leaves out or replaces a sample of the batch of its oldest task, which it answers next."""
 
-    worker: int
-    generation: int
-    sequence: int
+    task: Send
     failure: Any
     """A `SampleFailure`."""
 
@@ -77,17 +73,14 @@ class SampleFailed:
 class StreamEnded:
     """A worker's shard of a stream had no batch left for its oldest task."""
 
-    worker: int
-    generation: int
-    sequence: int
+    task: Send
 
 
 @dataclass(slots=True)
 class Skipped:
     """A worker skipped its oldest task, because it knows of a later generation."""
 
-    worker: int
-    generation: int
+    task: Send
 
 
 @dataclass(slots=True)
@@ -171,7 +164,7 @@ class TemplateLost:
 
 @dataclass(slots=True)
 class Send:
-    """Send a task to a worker."""
+    """Send a task to a worker, which answers it once, unless it ends before. The answer has this very object."""
 
     worker: int
     generation: int
@@ -179,6 +172,9 @@ class Send:
     work: Work
     sent_s: float = field(default=0.0, compare=False)
     """When it was decided."""
+
+    def __str__(self) -> str:
+        return f"task {self.sequence} of generation {self.generation}"
 
 
 @dataclass(slots=True)

@@ -138,6 +138,7 @@ class Skipped(Message):
     """The worker's oldest task belonged to an abandoned epoch."""
 
     generation: int
+    sequence: int
 
 
 @dataclass(slots=True)

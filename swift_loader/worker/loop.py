@@ -111,7 +111,7 @@ class TaskLoop:
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
         if task.generation < newest:
-            self._channel.send(messages.Skipped(task.generation).pack())
+            self._channel.send(messages.Skipped(task.generation, task.sequence).pack())
         else:
             answer = self._answer(task).pack()
             failpoint("worker.after-commit")

@@ -108,8 +108,9 @@ class Judge:
         elif isinstance(event, Disconnected):
             self.records.setdefault(event.worker, Record(event.worker_id))
         elif isinstance(event, (Answered, Skipped, StreamEnded)):
-            record = self.records[event.worker]
+            record = self.records[event.task.worker]
             task = record.unanswered.popleft()
+            assert task is event.task
             record.since_s = now_s
             if self.is_needed(task) and isinstance(event, Answered):
                 record.num_ready += 1

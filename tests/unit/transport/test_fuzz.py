@@ -61,7 +61,7 @@ EXAMPLES: list[Any] = [
     Hung(1, 13, "because"),
     Identity(2, 3),
     State(b"snapshot"),
-    Skipped(1),
+    Skipped(1, 2),
     StreamEnded(1, 2),
 ]
 
