@@ -13,8 +13,6 @@ thread-safe.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from heapq import heappop, heappush
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import BatchState, Delivery
@@ -43,9 +41,8 @@ class Ledger:
         self._next_sequence = 0
         self.num_delivered = 0
         """How many batches of the generation were delivered."""
-        self._lost: dict[int | None, list[int]] = {}
-        """Heaps of the sequences of LOST batches, none of them empty, by the worker id that must build them; None: any
-        worker may. As long as no worker has room for the first of a heap, none has room for the others."""
+        self._lost: set[int] = set()
+        """The sequences of LOST batches."""
         self.ready: dict[int, Delivery] = {}
         """The READY batches by sequence, in the order of completion."""
         self._ready_by_epoch: dict[int, deque[Delivery]] = {}
@@ -57,7 +54,7 @@ class Ledger:
         """Begin a new generation. Return the batches in flight, which nobody needs any more."""
         dropped = self.in_flight()
         self.generation += 1
-        self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
+        self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, set()
         self.source, self._planned = source, None
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.workers.begin()
@@ -81,9 +78,6 @@ class Ledger:
                 batch.work = batch.work._replace(worker_id=None)
         if isinstance(self._planned, IndexWork):
             self._planned = self._planned._replace(worker_id=None)
-        lost = [sequence for sequences in self._lost.values() for sequence in sequences]
-        self._lost = {}
-        self._note_lost(lost)
 
     def remove_worker(self, worker: Worker) -> int:
         """Remove a worker. Return how many batches were lost with it; other workers will build them."""
@@ -92,14 +86,8 @@ class Ledger:
         for sequence in lost:
             batch = self._batches[sequence]
             batch.state, batch.failures = BatchState.LOST, ()
-        self._note_lost(lost)
+        self._lost.update(lost)
         return len(lost)
-
-    def _note_lost(self, sequences: Iterable[int]) -> None:
-        for sequence in sequences:
-            work = self._batches[sequence].work
-            worker_id = None if isinstance(work, PlannedWork) or work is None else work.worker_id
-            heappush(self._lost.setdefault(worker_id, []), sequence)
 
     # Tasks and answers
 
@@ -108,8 +96,8 @@ class Ledger:
 
         Raises what the source of work raised.
         """
-        while self._lost and (send := self._assign_lost(now_s)) is not None:
-            actions.append(send)
+        if self._lost:
+            self._assign_lost(actions, now_s)
         source, batches, pick = self.source, self._batches, self.workers.pick
         while len(batches) < self._limits.max_in_flight and source is not None:
             self._planned = work = self._planned or source.next()
@@ -130,17 +118,22 @@ class Ledger:
             self._planned = None
             actions.append(self._send(worker, batch, work, now_s))
 
-    def _assign_lost(self, now_s: float) -> Send | None:
-        """Send a lost batch again: the loop waits for it. O(worker ids)."""
-        for sequence, worker_id in sorted((sequences[0], worker_id) for worker_id, sequences in self._lost.items()):
+    def _assign_lost(self, actions: list[Action], now_s: float) -> None:
+        """Send lost batches again, in the order of delivery: the loop waits for them."""
+        full: set[int | None] = set()
+        for sequence in sorted(self._lost):
             batch = self._batches[sequence]
-            assert batch.work is not None
-            if (worker := self.workers.pick(batch.work, is_lost=True)) is not None:
-                heappop(self._lost[worker_id])
-                if not self._lost[worker_id]:
-                    del self._lost[worker_id]
-                return self._send(worker, batch, batch.work, now_s)
-        return None
+            work = batch.work
+            assert work is not None
+            worker_id = None if isinstance(work, PlannedWork) else work.worker_id
+            if worker_id in full:  # else each of many asks in vain
+                continue
+            worker = self.workers.pick(work, is_lost=True)
+            if worker is None:
+                full.add(worker_id)
+            else:
+                self._lost.discard(sequence)
+                actions.append(self._send(worker, batch, work, now_s))
 
     def _send(self, worker: Worker, batch: Delivery, work: Work, now_s: float) -> Send:
         task = Send(worker.serial, self.generation, batch.sequence, work, now_s)
@@ -286,6 +279,5 @@ class Ledger:
             del self._batches[first.sequence]
 
     def __repr__(self) -> str:
-        num_lost = sum(map(len, self._lost.values()))
-        lost = f", {num_lost} lost" if num_lost else ""
+        lost = f", {len(self._lost)} lost" if self._lost else ""
         return f"<Ledger generation {self.generation}, tasks sent: {self.workers!r}, {len(self.ready)} ready{lost}>"
