@@ -12,8 +12,6 @@ thread-safe.
 
 from __future__ import annotations
 
-from collections import deque
-
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import BatchState, Delivery
 from swift_loader.scheduler.messages import Action, Answered, SampleFailed, Send, Skipped, StreamEnded
@@ -45,8 +43,6 @@ class Ledger:
         """The sequences of LOST batches."""
         self.ready: dict[int, Delivery] = {}
         """The READY batches by sequence, in the order of completion."""
-        self._ready_by_epoch: dict[int, deque[Delivery]] = {}
-        """The same, by epoch; empty if they are delivered in order."""
 
     # Generations
 
@@ -54,7 +50,7 @@ class Ledger:
         """Begin a new generation. Return the batches in flight, which nobody needs any more."""
         dropped = self.in_flight()
         self.generation += 1
-        self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, set()
+        self._batches, self.ready, self._lost = {}, {}, set()
         self.source, self._planned = source, None
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.workers.begin()
@@ -160,8 +156,6 @@ class Ledger:
                     batch.build_s = now_s - worker.since_s
                 batch.state = BatchState.READY
                 self.ready[batch.sequence] = batch
-                if not self._limits.in_order:
-                    self._note_ready(batch, task.work.epoch)
             elif isinstance(answer, StreamEnded):
                 self._end_shard(batch)
             else:
@@ -169,13 +163,6 @@ class Ledger:
         build_s = answer.build_s if isinstance(answer, Answered) else None
         self.workers.pop(worker, batch, build_s, now_s)
         return worker
-
-    def _note_ready(self, batch: Delivery, epoch: int) -> None:
-        ready = self._ready_by_epoch.get(epoch)
-        if ready is None:  # those that are empty are of earlier epochs
-            self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
-            ready = self._ready_by_epoch[epoch] = deque()
-        ready.append(batch)
 
     def _end_shard(self, batch: Delivery) -> None:
         """Record that there is no such batch: a worker's shard of a stream has ended before."""
@@ -201,11 +188,14 @@ class Ledger:
         first = self._batches.get(self._first_sequence) or self._first()
         assert first is not None, "what is ready is in flight"
         if self._limits.in_order:
-            return first if first.sequence in self.ready else None
+            return first if first.state is BatchState.READY else None
         # No batch of a later epoch before all of this epoch are delivered.
         assert first.work is not None
-        ready = self._ready_by_epoch.get(first.work.epoch)
-        return ready[0] if ready else None
+        epoch = first.work.epoch
+        for batch in self.ready.values():
+            if batch.work is not None and batch.work.epoch == epoch:
+                return batch
+        return None
 
     def deliver(self) -> Delivery | None:
         """Remove and return the next batch for the loop. Return None if it isn't ready."""
@@ -216,8 +206,6 @@ class Ledger:
         if batch.sequence == self._first_sequence:
             self._first_sequence += 1
         work = batch.work
-        if not self._limits.in_order and work is not None:
-            self._ready_by_epoch[work.epoch].popleft()
         self.workers.note_delivered(batch.worker)
         self.num_delivered += 1
         if isinstance(work, StreamWork):
