@@ -199,7 +199,7 @@ class Dispatcher:
         if not is_there:
             with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
                 dropped = scheduler.begin(source, keeps_meaning=is_same_plan)
-                executor.use_plan(ledger.generation, Plan.of(self.num_samples, settings), resume)
+                executor.use_plan(scheduler.ledger.generation, Plan.of(self.num_samples, settings), resume)
         self.act()
         self.is_dirty, self._settings = False, settings
         del dropped  # outside the locks: the user's objects may have finalisers

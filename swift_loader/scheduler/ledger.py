@@ -20,41 +20,28 @@ from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 
 class Ledger:
-    """The batches in flight."""
+    """The batches in flight of one generation."""
 
-    def __init__(self, limits: Limits, generation: int = 0) -> None:
-        """Begin with nothing in flight. `generation`: the last one so far."""
-        self._limits = limits
-        self.workers = Workers(limits)
-        self.source: WorkSource | None = None
-        """What hands out the work of the current generation."""
+    def __init__(self, workers: Workers, generation: int = 0, source: WorkSource | None = None) -> None:
+        """Begin with nothing in flight. The workers may have tasks of earlier generations."""
+        self.workers = workers
+        self.generation = generation
+        """0: nothing is handed out yet."""
+        self.source = source
+        """What hands out the work. None: there is none."""
         self._planned: Work | None = None
         """Handed out by the source, but not assigned yet."""
-        self.generation = generation
-        """The current generation. Answers of earlier ones are dropped."""
         self._batches: dict[int, Delivery] = {}
         """The batches in flight by sequence, in that order."""
         self._first_sequence = 0
         """None in flight comes before it."""
         self._next_sequence = 0
         self.num_delivered = 0
-        """How many batches of the generation were delivered."""
+        """How many batches were delivered."""
         self._lost: set[int] = set()
         """The sequences of LOST batches."""
         self.ready: dict[int, Delivery] = {}
         """The READY batches by sequence, in the order of completion."""
-
-    # Generations
-
-    def begin(self, source: WorkSource) -> list[Delivery]:
-        """Begin a new generation. Return the batches in flight, which nobody needs any more."""
-        dropped = self.in_flight()
-        self.generation += 1
-        self._batches, self.ready, self._lost = {}, {}, set()
-        self.source, self._planned = source, None
-        self._first_sequence = self._next_sequence = self.num_delivered = 0
-        self.workers.begin()
-        return dropped
 
     def in_flight(self) -> list[Delivery]:
         """Return the batches that workers have, or that wait to be delivered."""
@@ -67,7 +54,6 @@ class Ledger:
 
         Batches that a sampler chose for one worker may be built by any worker then: theirs may be leaving.
         """
-        self._limits = limits
         self.workers.use_limits(limits)
         for batch in self._batches.values():
             if isinstance(batch.work, IndexWork):
@@ -95,12 +81,12 @@ class Ledger:
         if self._lost:
             self._assign_lost(actions, now_s)
         source, batches, pick = self.source, self._batches, self.workers.pick
-        while len(batches) < self._limits.max_in_flight and source is not None:
+        while len(batches) < self.workers.limits.max_in_flight and source is not None:
             self._planned = work = self._planned or source.next()
             if work is None:
                 return
             worker = pick(work)
-            if worker is None and isinstance(work, StreamWork) and not self._limits.in_order:
+            if worker is None and isinstance(work, StreamWork) and not self.workers.limits.in_order:
                 full = work.worker_id
                 while worker is None:  # out of order, a shard whose worker has no room lets the others pass
                     self._planned = work = source.swap(work)
@@ -187,7 +173,7 @@ class Ledger:
             return None
         first = self._batches.get(self._first_sequence) or self._first()
         assert first is not None, "what is ready is in flight"
-        if self._limits.in_order:
+        if self.workers.limits.in_order:
             return first if first.state is BatchState.READY else None
         # No batch of a later epoch before all of this epoch are delivered.
         assert first.work is not None
@@ -215,7 +201,7 @@ class Ledger:
     @property
     def may_assign(self) -> bool:
         """Whether a batch is lost, or fewer are in flight than may be."""
-        return bool(self._lost) or len(self._batches) < self._limits.max_in_flight
+        return bool(self._lost) or len(self._batches) < self.workers.limits.max_in_flight
 
     @property
     def is_exhausted(self) -> bool:
@@ -235,7 +221,7 @@ class Ledger:
         If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
         """
         batch = self._first()
-        if not self._limits.in_order or (batch is not None and batch.state is BatchState.LOST):
+        if not self.workers.limits.in_order or (batch is not None and batch.state is BatchState.LOST):
             return self.workers.busy()
         return [] if batch is None or batch.state is not BatchState.SENT else [self.workers.by_serial[batch.worker]]
 

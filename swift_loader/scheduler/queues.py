@@ -234,7 +234,8 @@ class Workers:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
+        """`use_limits` replaces them."""
         self.by_serial: dict[int, Worker] = {}
         """By serial number. A worker is known from its first event on."""
         self._heap: list[Load] = []
@@ -249,7 +250,7 @@ class Workers:
 
     def use_limits(self, limits: Limits) -> None:
         """Hold to these limits from now on."""
-        self._limits = limits
+        self.limits = limits
         self._share_out()
 
     def meet(self, serial: int, worker_id: int) -> Worker:
@@ -266,7 +267,7 @@ class Workers:
     def _share_out(self) -> None:
         """Take in that there are other workers or other limits."""
         num_workers = len(self.by_serial)
-        self._share = self._limits.share(num_workers) if num_workers >= self._limits.num_expected else 1
+        self._share = self.limits.share(num_workers) if num_workers >= self.limits.num_expected else 1
         self._look_again()
 
     def _look_again(self) -> None:
@@ -299,7 +300,7 @@ class Workers:
             worker.num_current -= 1
             worker.num_ready += batch.state is BatchState.READY
         if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
-            worker.note_build(build_s, in_order=self._limits.in_order)
+            worker.note_build(build_s, in_order=self.limits.in_order)
         self._note_less(worker)
 
     def note_delivered(self, serial: int) -> None:
@@ -324,7 +325,7 @@ class Workers:
         Of equals, it is the one with the lowest id. If the batch is lost, a worker may have any number of READY ones.
         """
         worker_id = None if isinstance(work, PlannedWork) else work.worker_id
-        max_ready = math.inf if is_lost else self._limits.max_ready_per_worker
+        max_ready = math.inf if is_lost else self.limits.max_ready_per_worker
         if worker_id is not None:
             for one in self.by_serial.values():  # what only this one may build may as well wait there
                 if one.worker_id == worker_id and one.has_room(MAX_TASKS, self._share, max_ready):

@@ -20,7 +20,7 @@ from typing import Any
 from swift_loader.scheduler import messages
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.queues import Limits, Worker, WorkerMove, WorkerState
+from swift_loader.scheduler.queues import Limits, Worker, WorkerMove, Workers, WorkerState
 from swift_loader.scheduler.work import WorkSource, key_of
 
 _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
@@ -62,7 +62,7 @@ class Scheduler:
         self.limits = settings.limits
         """`resize` replaces them. Their `in_order` never changes."""
         self.state = SchedulerState.RUNNING
-        self.ledger = Ledger(settings.limits)
+        self.ledger = Ledger(Workers(settings.limits))
         """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
         counts_waits = not settings.leaves_stalled_out
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s, counts_waits=counts_waits)
@@ -89,7 +89,10 @@ class Scheduler:
             self._restarts.forget_batches()
             for worker in self.ledger.workers:
                 worker.work = None
-        return self.ledger.begin(source)
+        dropped, workers = self.ledger.in_flight(), self.ledger.workers
+        workers.begin()
+        self.ledger = Ledger(workers, self.ledger.generation + 1, source)
+        return dropped
 
     def fail(self, cause: messages.WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
@@ -100,15 +103,14 @@ class Scheduler:
     def close(self) -> list[Any]:
         """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
         self.state = SchedulerState.CLOSED
-        dropped = [*self.ledger.in_flight(), *self._actions]
-        self.ledger, self._actions = Ledger(self.limits), []
+        dropped = [self.ledger, *self._actions]
+        self.ledger, self._actions = Ledger(Workers(self.limits)), []
         return dropped
 
     def renew(self) -> list[Any]:
         """Forget all workers and what is in flight, because others are started. Return the same as `begin`."""
-        dropped = [*self.ledger.in_flight(), *self._actions]
-        self.ledger = Ledger(self.limits, self.ledger.generation)
-        self._actions = []
+        dropped = [self.ledger, *self._actions]
+        self.ledger, self._actions = Ledger(Workers(self.limits), self.ledger.generation), []
         self._starting = set(range(self._num_wanted or 0))
         return dropped
 

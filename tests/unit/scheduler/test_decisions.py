@@ -84,7 +84,8 @@ def test_after_close_events_are_of_no_interest() -> None:
     tasks = begin(scheduler)
     scheduler.handle(SampleFailed(tasks[0], "why"), 0.0)
     build(scheduler, tasks[0])
-    assert [(one.batch, one.failures) for one in scheduler.close()] == [("batch 0", ("why",)), (None, ())]
+    (ledger,) = scheduler.close()
+    assert [(one.batch, one.failures) for one in ledger.in_flight()] == [("batch 0", ("why",)), (None, ())]
     build(scheduler, tasks[1])
     scheduler.handle(Disconnected(0, 0), 0.0)
     scheduler.fail(ValueError("too late"))

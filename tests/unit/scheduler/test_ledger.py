@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import Action, Answered, Send, StreamEnded
-from swift_loader.scheduler.queues import MAX_TASKS, Limits, WorkerMove
+from swift_loader.scheduler.queues import MAX_TASKS, Limits, WorkerMove, Workers
 from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from tests.support.work import planned
 
@@ -23,8 +23,8 @@ def assign(ledger: Ledger) -> list[Send]:
     return [send for send in sends if isinstance(send, Send)]
 
 
-def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger:
-    ledger: Ledger = Ledger(limits)
+def ledger_with(num_workers: int, limits: Limits = LIMITS, source: WorkSource | None = None) -> Ledger:
+    ledger = Ledger(Workers(limits), 1, source or planned(0, 0, lambda _: 10))
     for index in range(num_workers):
         add(ledger, index, index)
     return ledger
@@ -36,11 +36,6 @@ def add(ledger: Ledger, serial: int, worker_id: int) -> None:
 
 def remove(ledger: Ledger, serial: int) -> int:
     return ledger.remove_worker(ledger.workers.by_serial[serial])
-
-
-def go_to(ledger: Ledger, epoch: int, step: int, num_batches: int = 10) -> list[str | None]:
-    dropped = ledger.begin(planned(epoch, step, lambda _: num_batches))
-    return [batch.batch for batch in dropped]
 
 
 def deliver(ledger: Ledger) -> tuple[int, str | None] | None:
@@ -55,7 +50,6 @@ def answer(ledger: Ledger, task: Send, outcome: str = "batch", build_s: float = 
 @pytest.mark.parametrize("max_in_flight", [4, 5, 6, 7])
 def test_no_task_waits_at_a_worker_while_it_takes_another_ones_only_task(max_in_flight: int) -> None:
     ledger = ledger_with(4, limits=Limits(max_in_flight, 4, in_order=True))
-    go_to(ledger, 0, 0, num_batches=100)
     assert sorted(task.worker for task in assign(ledger)) == [0, 1, 2, 3]
 
 
@@ -64,7 +58,8 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
     ledger = ledger_with(1, limits=limits)
     num_sent = 0
     for epoch in range(20):
-        go_to(ledger, epoch, 0)
+        ledger.workers.begin()
+        ledger = Ledger(ledger.workers, epoch + 1, planned(0, 0, lambda _: 10))
         tasks = assign(ledger)
         num_sent += len(tasks)
         if epoch == 0:
@@ -74,8 +69,7 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
 
 
 def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one() -> None:
-    ledger = ledger_with(2, limits=Limits(4, 4, in_order=False))
-    go_to(ledger, 0, 0, num_batches=2)
+    ledger = ledger_with(2, limits=Limits(4, 4, in_order=False), source=planned(0, 0, lambda _: 2))
     tasks = assign(ledger)
     slow, *others = [task for task in tasks if task.worker == tasks[0].worker]
     fast = [task for task in tasks if task.worker != slow.worker]
@@ -93,7 +87,6 @@ def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one
 
 def test_a_worker_with_enough_batches_ready_builds_what_was_lost_all_the_same() -> None:
     ledger = ledger_with(2, limits=Limits(8, 1, in_order=True, num_expected=3))  # one task each
-    go_to(ledger, 0, 0)
     first, second = assign(ledger)
     answer(ledger, second)
     assert assign(ledger) == []
@@ -114,8 +107,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
     num_workers = len(lengths)
     slow %= num_workers
     limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), in_order=False)
-    ledger = ledger_with(num_workers, limits=limits)
-    ledger.begin(StreamRounds(0, num_workers))
+    ledger = ledger_with(num_workers, limits, StreamRounds(0, num_workers))
     sent: list[Send] = []
     delivered: list[tuple[int, int]] = []
 
@@ -152,8 +144,7 @@ def next_of(sent: list[Send], worker: int) -> Send:
 
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
-    ledger = ledger_with(2, limits=Limits(2, 3, in_order=True))
-    ledger.begin(StreamRounds(0, 2))
+    ledger = ledger_with(2, Limits(2, 3, in_order=True), StreamRounds(0, 2))
     tasks = assign(ledger)
     for worker in (0, 1):
         remove(ledger, worker)
@@ -165,7 +156,6 @@ def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() ->
 
 def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
     ledger = ledger_with(2, limits=Limits(4, 4, in_order=True))
-    go_to(ledger, 0, 0)
     tasks = assign(ledger)
     assert {task.worker for task in tasks[:2]} == {0, 1}
     for worker in (tasks[1].worker, tasks[0].worker):
@@ -176,9 +166,8 @@ def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> N
 
 
 def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -> None:
-    ledger = ledger_with(1)
     work = [IndexWork(0, step, [step], step) for step in range(4)]
-    ledger.begin(Works(work))
+    ledger = ledger_with(1, source=Works(work))
     assert [task.work for task in assign(ledger)] == work[:1]
     ledger.use_limits(Limits(3, 3, in_order=True))
     assert remove(ledger, 0) == 1
