@@ -24,7 +24,7 @@ from swift_loader.executors.wording import rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.messages import Answered, Event, Ready, SampleFailed, Send, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Answered, Event, NoBatch, Ready, SampleFailed, Send
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
@@ -98,7 +98,7 @@ class LocalBuilder:
                 memory = self._store.lend(batch.slot, batch.used_nbytes)
             return self._decode(task, batch, memory)
         except StreamEnd:
-            return [StreamEnded(task)]
+            return [NoBatch(task)]
         except Exception as error:
             raised = error.__cause__ if isinstance(error, BuildError) else error
             if raised is not None and is_interrupt(raised):
@@ -244,7 +244,7 @@ class InlineExecutor(Inbox, Executor):
         if not self._events and self._tasks and builder is not None and timeout_s is None:
             task = self._tasks[0]
             is_needed = task.generation == self._current[0]
-            answer: list[Event] = self._build(builder, task) if is_needed else [Skipped(task)]
+            answer: list[Event] = self._build(builder, task) if is_needed else [NoBatch(task)]
             self._tasks.popleft()
             return answer
         events, self._events = self._events, []

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import BatchState, Delivery
-from swift_loader.scheduler.messages import Action, Answered, SampleFailed, Send, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Action, Answered, NoBatch, SampleFailed, Send
 from swift_loader.scheduler.queues import Limits, Worker, Workers
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
 
@@ -123,7 +123,7 @@ class Ledger:
         batch.state, batch.worker = BatchState.SENT, worker.serial
         return task
 
-    def take_in(self, answer: Answered | Skipped | StreamEnded, now_s: float) -> Worker:
+    def take_in(self, answer: Answered | NoBatch, now_s: float) -> Worker:
         """Record the answer to a worker's oldest task. Return the worker. If there is a batch, it is READY then.
 
         Raises `ProtocolError` if the task isn't the oldest one, or can't be answered so. Then nothing has changed.
@@ -142,10 +142,8 @@ class Ledger:
                     batch.build_s = now_s - worker.since_s
                 batch.state = BatchState.READY
                 self.ready[batch.sequence] = batch
-            elif isinstance(answer, StreamEnded):
-                self._end_shard(batch)
             else:
-                raise ProtocolError(f"worker {task.worker} skipped {task}, which it had to do")
+                self._end_shard(batch)
         build_s = answer.build_s if isinstance(answer, Answered) else None
         self.workers.pop(worker, batch, build_s, now_s)
         return worker
@@ -153,7 +151,7 @@ class Ledger:
     def _end_shard(self, batch: Delivery) -> None:
         """Record that there is no such batch: a worker's shard of a stream has ended before."""
         if not isinstance(batch.work, StreamWork) or self.source is None:
-            raise ProtocolError(f"worker {batch.worker} told the end of a stream for {batch.work}")
+            raise ProtocolError(f"worker {batch.worker} had no batch for a task that isn't of a stream")
         batch.state = BatchState.VOID
         self.source.end_shard(batch.work)
         if isinstance(self._planned, StreamWork) and self._planned.worker_id == batch.work.worker_id:

@@ -70,15 +70,8 @@ class SampleFailed:
 
 
 @dataclass(slots=True)
-class StreamEnded:
-    """A worker's shard of a stream had no batch left for its oldest task."""
-
-    task: Send
-
-
-@dataclass(slots=True)
-class Skipped:
-    """A worker skipped its oldest task, because it knows of a later generation."""
+class NoBatch:
+    """A worker has none for its oldest task: it knows of a later generation, or its shard of a stream has ended."""
 
     task: Send
 
@@ -116,7 +109,7 @@ class ExecutorFailed:
     error: BaseException
 
 
-Event = Answered | SampleFailed | Skipped | StreamEnded | Ready | Disconnected | Ended | TemplateEnded | ExecutorFailed
+Event = Answered | SampleFailed | NoBatch | Ready | Disconnected | Ended | TemplateEnded | ExecutorFailed
 
 # Actions --------------------------------------------------------------------------------------------------------------
 

@@ -265,13 +265,9 @@ class Workers:
         self._share_out()
 
     def _share_out(self) -> None:
-        """Take in that there are other workers or other limits."""
+        """Look at each worker: there are others, or other limits, or all may have less to do than before."""
         num_workers = len(self.by_serial)
         self._share = self.limits.share(num_workers) if num_workers >= self.limits.num_expected else 1
-        self._look_again()
-
-    def _look_again(self) -> None:
-        """Look at each worker: many may have less to do than before. O(workers)."""
         self._heap = sorted(map(load_of, self))
         self._entries = set(self._heap)
 
@@ -286,7 +282,7 @@ class Workers:
         """Count none of the tasks and batches so far: they belong to earlier generations."""
         for worker in self:
             worker.num_current = worker.num_ready = 0
-        self._look_again()
+        self._share_out()
 
     def pop(self, worker: Worker, batch: Delivery | None, build_s: float | None, now_s: float) -> None:
         """Remove the oldest task of a worker, which has answered it.

@@ -185,7 +185,7 @@ class Scheduler:
         if self.state is SchedulerState.CLOSED:
             return
         match event:
-            case messages.Answered() | messages.Skipped() | messages.StreamEnded():
+            case messages.Answered() | messages.NoBatch():
                 task, worker = event.task, self.ledger.take_in(event, now_s)
                 is_needed = task.generation == self.ledger.generation
                 if is_needed and self._restarts.is_counting and isinstance(event, messages.Answered):

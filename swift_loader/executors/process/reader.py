@@ -15,7 +15,7 @@ from swift_loader.executors.handle import Handle, ResumePoints
 from swift_loader.executors.wording import Explainer
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
-from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, Ready, SampleFailed, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, NoBatch, Ready, SampleFailed
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
@@ -171,9 +171,8 @@ class MessageReader:
                     return SampleFailed(task, self._explainer.sample_failure(message, worker, task.work))
             case messages.Failure():
                 return self._read_failure(worker, message)
-            case messages.Skipped() | messages.StreamEnded():
-                task = worker.answered(message.generation, message.sequence)
-                return Skipped(task) if isinstance(message, messages.Skipped) else StreamEnded(task)
+            case messages.NoBatch():
+                return NoBatch(worker.answered(message.generation, message.sequence))
             case _:
                 who = self._explainer.who(worker)
                 raise ProtocolError(f"{who} sent an unexpected message: {type(message).__name__}")

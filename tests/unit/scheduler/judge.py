@@ -15,11 +15,10 @@ from swift_loader.scheduler.messages import (
     Disconnected,
     Ended,
     Event,
+    NoBatch,
     Ready,
     Send,
-    Skipped,
     Stall,
-    StreamEnded,
     TemplateEnded,
 )
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
@@ -107,7 +106,7 @@ class Judge:
             self.records[event.worker] = Record(event.worker_id)
         elif isinstance(event, Disconnected):
             self.records.setdefault(event.worker, Record(event.worker_id))
-        elif isinstance(event, (Answered, Skipped, StreamEnded)):
+        elif isinstance(event, (Answered, NoBatch)):
             record = self.records[event.task.worker]
             task = record.unanswered.popleft()
             assert task is event.task

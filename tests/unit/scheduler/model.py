@@ -23,16 +23,15 @@ from swift_loader.scheduler.messages import (
     Fail,
     GiveUp,
     Kill,
+    NoBatch,
     Ready,
     Reap,
     Release,
     ReplaceTemplate,
     SampleFailed,
     Send,
-    Skipped,
     Stall,
     Start,
-    StreamEnded,
     TemplateEnded,
     TemplateLost,
     Warn,
@@ -212,9 +211,9 @@ class World:
         """Return what a worker says about a task."""
         work = unbound(task.work)
         if task.generation < process.newest:
-            return [Skipped(task)]
+            return [NoBatch(task)]
         if isinstance(work, StreamWork) and work.turn >= self.setting.lengths[work.worker_id]:
-            return [StreamEnded(task)]
+            return [NoBatch(task)]
         said: list[Event] = []
         if work.step % 3 == 0:
             said.append(SampleFailed(task, ("sample", work)))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.messages import Action, Answered, Send, StreamEnded
+from swift_loader.scheduler.messages import Action, Answered, NoBatch, Send
 from swift_loader.scheduler.queues import MAX_TASKS, Limits, WorkerMove, Workers
 from swift_loader.scheduler.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from tests.support.work import planned
@@ -123,7 +123,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
             if task.work.turn < lengths[task.work.worker_id]:
                 answer(ledger, task, f"{task.work.worker_id} {task.work.turn}")
             else:
-                ledger.take_in(StreamEnded(task), 0.0)
+                ledger.take_in(NoBatch(task), 0.0)
             while (batch := deliver(ledger)) is not None:
                 worker, turn = (batch[1] or "").split()
                 delivered.append((int(worker), int(turn)))
