@@ -86,7 +86,8 @@ class Handle:
         self.channel = channel
         self.memory = memory
         self.tasks: deque[Send] = deque()
-        """Sent and not answered, in the order sent."""
+        """Sent and not answered, in the order sent. Whoever reads its answers uses it, without a lock, and may be
+        ahead of what the scheduler has taken in."""
         self.hang: Hang | None = None
         """Why it is being killed."""
         self.state: bytes | None = None

@@ -1,9 +1,7 @@
 """Records which worker builds which batch, and which batch comes next.
 
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
-batches in the order of delivery, without end.
-
-When a new generation begins, the answers to tasks of earlier ones are dropped.
+batches in the order of delivery, without end. The answers to tasks of earlier generations are dropped.
 
 Guarantees: a batch is assigned once per generation, and again only when its worker is gone. It is delivered once. At
 most `max_in_flight` batches are in flight. A worker with `max_ready_per_worker` READY batches gets no new ones. Not

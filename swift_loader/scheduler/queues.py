@@ -271,10 +271,10 @@ class Workers:
         self._heap = sorted(map(load_of, self))
         self._entries = set(self._heap)
 
-    def _note_less(self, worker: Worker) -> None:
-        """Record that a worker has less to do than before."""
+    def _note_load(self, worker: Worker) -> None:
+        """Have the worker in the heap under its load, unless it has no room anyway."""
         load = len(worker.tasks), worker.num_ready, worker.worker_id, worker.serial
-        if worker.num_current < worker.max_tasks and load not in self._entries:  # else it has no room anyway
+        if worker.num_current < worker.max_tasks and load not in self._entries:
             self._entries.add(load)
             heappush(self._heap, load)
 
@@ -297,14 +297,14 @@ class Workers:
             worker.num_ready += batch.state is BatchState.READY
         if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
             worker.note_build(build_s, in_order=self.limits.in_order)
-        self._note_less(worker)
+        self._note_load(worker)
 
     def note_delivered(self, serial: int) -> None:
         """Count one READY batch of a worker less. The worker may be gone."""
         worker = self.by_serial.get(serial)
         if worker is not None:
             worker.num_ready -= 1
-            self._note_less(worker)
+            self._note_load(worker)
 
     def busy(self) -> list[Worker]:
         """Return the workers that have tasks of the current generation."""
@@ -336,7 +336,7 @@ class Workers:
             if worker is not None and worker.has_room(worker.max_tasks, self._share, max_ready):
                 if num_tasks == len(worker.tasks) and num_ready == worker.num_ready:
                     return worker
-                self._note_less(worker)  # it has more to do, in truth
+                self._note_load(worker)  # it has more to do, in truth
             self._entries.discard(heappop(self._heap))
         return None
 
