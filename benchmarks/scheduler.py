@@ -54,7 +54,7 @@ class TimedScheduler:
     """The real scheduler, whose workers build batches in virtual time. The loop takes each batch as soon as it can."""
 
     def __init__(self, num_workers: int, *, in_order: bool) -> None:
-        limits = Limits.of(None, None, 64, num_workers, in_order=in_order)
+        limits = Limits.of(None, None, num_workers, in_order=in_order)
         self._scheduler = Scheduler(SchedulerSettings(limits, max_restarts=100, num_workers=num_workers))
         plan = Plan.of(_NUM_STEPS, PlanSettings.of_seed(0))
         self._scheduler.begin(PlannedSource(plan, Position(0, 0), 0), keeps_meaning=True)
@@ -77,7 +77,7 @@ class TimedScheduler:
             task = self._tasks[worker].popleft()
             if self._tasks[worker]:
                 self._build(worker)
-            self._handle(Answered(worker, task.generation, task.sequence, task.work, build_s=build_s))
+            self._handle(Answered(task, task.work, build_s=build_s))
             while self._take():
                 pass
         return (self._spent_s - spent_s) / num_batches * 1e6
@@ -122,7 +122,7 @@ class HeavyTailed:
     """The same, with batches of samples of which some take far longer."""
 
     def __init__(self, num_workers: int, per_worker: int, *, in_order: bool) -> None:
-        limits = Limits.of(max(10, per_worker * num_workers), None, 64, num_workers, in_order=in_order)
+        limits = Limits.of(max(10, per_worker * num_workers), None, num_workers, in_order=in_order)
         self._scheduler = Scheduler(SchedulerSettings(limits, 100, num_workers=num_workers))
         settings = replace(PlanSettings.of_seed(0), batch_size=_HEAVY_SIZE)
         plan = Plan.of(_NUM_STEPS * _HEAVY_SIZE, settings)
@@ -142,7 +142,7 @@ class HeavyTailed:
             task = self._tasks[worker].popleft()
             if self._tasks[worker]:
                 self._build(worker)
-            answer = Answered(worker, task.generation, task.sequence, "the batch", build_s=build_s)
+            answer = Answered(task, "the batch", build_s=build_s)
             self._scheduler.handle(answer, self._now_s)
             self._carry_out()
             while self._scheduler.ledger.deliver() is not None:

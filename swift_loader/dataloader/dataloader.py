@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
@@ -621,9 +622,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """False. Accelerate asks before it makes a loader of its own out of this one, see `integrations.accelerate`."""
+        """False. Accelerate asks before it makes a loader of its own out of this one: it gets our integration then."""
         if "accelerate.accelerator" in sys.modules:  # it may also be somebody who lists attributes
-            from swift_loader.integrations.accelerate import keep_class
-
-            keep_class(DataLoader)
+            import_module("swift_loader.integrations.accelerate").keep_class(DataLoader)
         return False

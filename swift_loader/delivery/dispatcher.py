@@ -130,7 +130,7 @@ class Dispatcher:
     def fastest_build_s(self) -> float:
         """How long the fastest worker takes for a batch; infinite before the first one. Any thread."""
         with self.lock:
-            return self._scheduler.ledger.queues.fastest_build_s
+            return self._scheduler.ledger.workers.fastest_build_s
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Dispatcher:
             with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
                 source.rewind()
                 dropped = scheduler.begin(source, keeps_meaning=is_same_plan)
-                executor.use_plan(ledger.generation, Plan.of(self.num_samples, settings), resume)
+                executor.use_plan(scheduler.ledger.generation, Plan.of(self.num_samples, settings), resume)
         self.act()
         self.is_dirty, self._settings = False, settings
         del dropped  # outside the locks: the user's objects may have finalisers

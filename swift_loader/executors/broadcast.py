@@ -47,9 +47,6 @@ START = (-1, -1)
 ANYWHERE = (-2, -2)
 """The place of an error after which the rank that loads has no more batches."""
 
-_WORKER = 0
-"""The serial number and the id of the only worker, as the scheduler of another rank sees it: the rank that loads."""
-
 
 class Broadcast:
     """The ranks that need the same batches. Each call waits for all of them. Loop's thread."""
@@ -222,7 +219,6 @@ class ReceivingExecutor(InlineExecutor):
         """Do nothing: the workers are those of another rank."""
 
     def _build(self, builder: Any, task: Send) -> list[Event]:
-        answer = (_WORKER, task.generation, task.sequence)
         try:
             with ordinary_tensors():
                 batch, failures = builder.receive((task.work.epoch, task.work.step))
@@ -231,8 +227,8 @@ class ReceivingExecutor(InlineExecutor):
         except Exception as error:
             if is_interrupt(error):
                 raise
-            return [Answered(*answer, error=error)]
-        return [*(SampleFailed(*answer, one) for one in failures), Answered(*answer, batch)]
+            return [Answered(task, error=error)]
+        return [*(SampleFailed(task, one) for one in failures), Answered(task, batch)]
 
 
 def _described(error: BaseException) -> Failure:

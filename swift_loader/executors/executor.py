@@ -159,9 +159,7 @@ class WorkerExecutor(Executor):
         return []
 
     def _note_hang(self, worker: Handle, stall: Stall) -> None:
-        """Note why a worker is about to be killed, and what it is doing. Idempotent: an interrupt may repeat it."""
-        if worker.hang is not None:
-            return
+        """Note why a worker is about to be killed, and what it is doing."""
         on_error = self.fleet.spec.options.on_error
         position, work = worker.look(), stall.work
         keys = [] if work is None else keys_of(work, self.explainer.current[1])

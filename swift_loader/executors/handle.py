@@ -86,7 +86,8 @@ class Handle:
         self.channel = channel
         self.memory = memory
         self.tasks: deque[Send] = deque()
-        """Sent and not answered, in the order sent."""
+        """Sent and not answered, in the order sent. Whoever reads its answers uses it, without a lock, and may be
+        ahead of what the scheduler has taken in."""
         self.hang: Hang | None = None
         """Why it is being killed."""
         self.state: bytes | None = None
@@ -156,11 +157,14 @@ class Handle:
             task.indices = LostKeys(str(error) if is_whole else f"the keys of a batch can't be sent: {error}")
             self._send(task.pack())
 
-    def note_answer(self) -> None:
-        """Record that it has answered its oldest task."""
+    def answered(self, generation: int, sequence: int) -> Send:
+        """Remove and return its oldest task, which it answers. Raises `ProtocolError` if it answers another one."""
+        task = self.tasks[0] if self.tasks else None
+        if task is None or task.sequence != sequence or task.generation != generation:
+            about = f"task {sequence} of generation {generation}"
+            raise ProtocolError(f"worker {self.worker_id} answered {about}, but its next task is {task or 'none'}")
         self._num_answered += 1
-        if self.tasks:
-            self.tasks.popleft()
+        return self.tasks.popleft()
 
     @property
     def owes_first_answer(self) -> bool:

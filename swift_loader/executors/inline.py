@@ -24,7 +24,7 @@ from swift_loader.executors.wording import rank_in
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.messages import Answered, Event, Ready, SampleFailed, Send, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Answered, Event, NoBatch, Ready, SampleFailed, Send
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
@@ -98,7 +98,7 @@ class LocalBuilder:
                 memory = self._store.lend(batch.slot, batch.used_nbytes)
             return self._decode(task, batch, memory)
         except StreamEnd:
-            return [StreamEnded(self._worker, task.generation, task.sequence)]
+            return [NoBatch(task)]
         except Exception as error:
             raised = error.__cause__ if isinstance(error, BuildError) else error
             if raised is not None and is_interrupt(raised):
@@ -107,7 +107,7 @@ class LocalBuilder:
 
     def _decode(self, task: Send, batch: Batch, memory: NDArray[np.uint8]) -> list[Event]:
         started_ns = time.perf_counter_ns()
-        answer = Answered(self._worker, task.generation, task.sequence, self._reader.read(batch, memory))
+        answer = Answered(task, self._reader.read(batch, memory))
         answer.snapshot, decode_ns = self._builder.samples.state, time.perf_counter_ns() - started_ns
         answer.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
@@ -123,7 +123,7 @@ class LocalBuilder:
         if isinstance(error, BuildError):
             events = self._sample_failures(task, error.failures)
             error = self._explain(error, task)
-        events.append(Answered(self._worker, task.generation, task.sequence, error=error))
+        events.append(Answered(task, error=error))
         return events
 
     def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
@@ -132,7 +132,7 @@ class LocalBuilder:
             where = f", {describe_work(task.work, self._plan)}"
             error = rebuild(failed.failure, self._who, self._definitions, where)
             failure = rebuild_sample(failed, task.work, error)
-            events.append(SampleFailed(self._worker, task.generation, task.sequence, failure))
+            events.append(SampleFailed(task, failure))
         return events
 
     def _explain(self, failed: BuildError, task: Send) -> Exception:
@@ -244,7 +244,7 @@ class InlineExecutor(Inbox, Executor):
         if not self._events and self._tasks and builder is not None and timeout_s is None:
             task = self._tasks[0]
             is_needed = task.generation == self._current[0]
-            answer: list[Event] = self._build(builder, task) if is_needed else [Skipped(_WORKER, task.generation)]
+            answer: list[Event] = self._build(builder, task) if is_needed else [NoBatch(task)]
             self._tasks.popleft()
             return answer
         events, self._events = self._events, []

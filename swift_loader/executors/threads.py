@@ -142,7 +142,7 @@ class ThreadWorker(WorkerThread):
 
     def _answer(self, builder: LocalBuilder, task: Send, plan: NewPlan) -> list[Event]:
         if not self.executor.explainer.is_needed(task.generation):
-            return [messages.Skipped(self.serial, task.generation)]
+            return [messages.NoBatch(task)]
         if plan.generation != self._plan_generation:
             self._plan_generation = plan.generation
             try:

@@ -18,19 +18,16 @@ from swift_loader.runtime import limits_of_processes
 from swift_loader.sampling.plan import Plan
 from swift_loader.sampling.work import Work
 from swift_loader.scheduler.failures import Decision
-from swift_loader.scheduler.messages import Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import out_of_descriptors_error
-from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
+from swift_loader.transport.messages import Failure, SampleFailed
 from swift_loader.worker.process import NO_DESCRIPTORS_LEFT, NO_PROCESSES_LEFT
 from swift_loader.worker.spec import WorkerSpec
 
 _SIGKILL = 9
 """Windows has no `signal.SIGKILL`."""
-
-BEFORE_TASKS = (FailureStage.BUILD, FailureStage.SET_UP)
-"""A worker that fails in one of these stages takes no tasks."""
 
 GRACE_BUILDS = 3
 """When no worker has the batch, a new build of the dataset may take this many times as long as the first one."""
@@ -124,18 +121,16 @@ class Explainer:
         """Return whether batches of this generation are needed."""
         return generation == self.current[0]
 
-    def failure(self, failure: Failure, worker: Handle) -> Exception:
-        """Return the exception for a failure of the user's code in a worker."""
-        is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
-        work = worker.tasks[0].work if is_known else None
+    def failure(self, failure: Failure, worker: Handle, task: Send | None = None) -> Exception:
+        """Return the exception for a failure of the user's code in a worker. `task`: None: before it takes any."""
+        work = None if task is None or not self.is_needed(task.generation) else task.work
         error = self.rebuilt(failure, self.who(worker), self._definitions, "" if work is None else self.describe(work))
         if work is None or self.unit != "batch":  # whoever uses workers for something else notes its own place
             return error
         return noted(error, place_of(work, self._rank, worker.worker_id, failure.index))
 
-    def sample_failure(self, failed: SampleFailed, worker: Handle) -> SampleFailure:
-        """Return the record of a sample that failed in the batch of the worker's oldest task."""
-        work = worker.tasks[0].work
+    def sample_failure(self, failed: SampleFailed, worker: Handle, work: Work) -> SampleFailure:
+        """Return the record of a sample that failed in a batch."""
         error = self.rebuilt(failed.failure, self.who(worker), self._definitions, self.describe(work))
         return rebuild_sample(failed, work, error)
 

@@ -85,13 +85,13 @@ class Metrics:
     # Receivers' threads
 
     def note_arrival(
-        self, batch: Batch, task: Send | None, worker_id: int, received_ns: int, decode_ns: int
+        self, batch: Batch, task: Send, worker_id: int, received_ns: int, decode_ns: int
     ) -> Arrival | None:
         """Record a batch whose announcement was there at `received_ns`. Any thread.
 
-        Return what `note_delivery` needs; None if measuring is off, or if it is unknown what the batch was built for.
+        Return what `note_delivery` needs; None if measuring is off.
         """
-        if not self._enabled or task is None:
+        if not self._enabled:
             return None
         work = task.work
         self._built.append(batch.num_samples)

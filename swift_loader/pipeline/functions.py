@@ -288,4 +288,4 @@ def _value(task: Send) -> Any:
 
 def _post(task: Send, worker: CrewWorker, value: Any = None, **more: Any) -> None:
     """Answer a task with a value, or with an error."""
-    worker.post((Answered(task.worker, task.generation, task.sequence, value, **more),))
+    worker.post((Answered(task, value, **more),))

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import StateMismatch, counted, noted
 from swift_loader.sampling.integers import as_integer, integer, shown
-from swift_loader.sampling.permutation import Positions, Purpose, derive_key, derive_keys
-from swift_loader.sampling.shuffle import OrderSettings, visit
+from swift_loader.sampling.permutation import Positions, Purpose, Shuffle, derive_key, derive_keys, visit
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, Position, Skips
 
 MAX_SOURCES = 1000
@@ -80,7 +79,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Mix:
-    """What the order of a mixture depends on, beside the `OrderSettings` that it is in."""
+    """What the order of a mixture depends on, beside its sources' `Shuffle`."""
 
     names: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -119,18 +118,16 @@ class Mix:
         """Where each source ends in the row of all of them."""
         return list(itertools.accumulate(self.lengths))
 
-    def indices(self, settings: OrderSettings, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def indices(self, shuffle: Shuffle, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at these positions of an epoch as indices of the `Mixture`; `(n,) -> (n,)`."""
         if (epoch + 1) * self.epoch_size > MAX_POSITION:
             raise ValueError(f"epoch {epoch} of {self.epoch_size} samples is beyond a mixture's 2**62 samples")
-        sources, rows, epochs = self.rows(settings, epoch * self.epoch_size + positions)
+        sources, rows, epochs = self.rows(shuffle, epoch * self.epoch_size + positions)
         turns = (epochs % np.uint64(_NUM_EPOCHS)).astype(np.int64) + 1
         indices: NDArray[np.int64] = turns * _EPOCH_UNIT + sources * _SOURCE_UNIT + rows.astype(np.int64)
         return indices
 
-    def rows(
-        self, settings: OrderSettings, positions: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], Positions, Positions]:
+    def rows(self, shuffle: Shuffle, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Positions, Positions]:
         """Return source, row and the source's epoch at each position, over all epochs."""
         sources, counts = self._tables.at(positions.astype(np.uint64))
         sizes = self._sizes[sources]
@@ -138,13 +135,13 @@ class Mix:
         places = counts - epochs * sizes
         for source, skips in self.excluded:
             if (here := np.flatnonzero(sources == source)).size:
-                epochs[here], places[here] = self._rest(settings, source, skips).at(counts[here])
-        return sources, _visited(settings, sources, sizes, epochs, places), epochs
+                epochs[here], places[here] = self._rest(shuffle, source, skips).at(counts[here])
+        return sources, _visited(shuffle, sources, sizes, epochs, places), epochs
 
-    def _rest(self, settings: OrderSettings, source: int, skips: Skips) -> _Rest:
-        key = settings.seed, settings.shuffle, settings.window, settings.run_length, source, skips
+    def _rest(self, shuffle: Shuffle, source: int, skips: Skips) -> _Rest:
+        key = shuffle.seed, shuffle.shuffle, shuffle.window, shuffle.run_length, source, skips
         if key not in self._rests:
-            self._rests[key] = _Rest(self.lengths[source], replace(settings, mix=None), source, skips)
+            self._rests[key] = _Rest(self.lengths[source], Shuffle(*key[:4]), source, skips)
         return self._rests[key]
 
     def locate(self, index: int) -> tuple[int, int, int]:
@@ -176,7 +173,7 @@ class Mix:
         """Return the mix with these weights from a position on. Later changes are dropped."""
         return replace(self, changes=(*(one for one in self.changes if one[0] < position), (position, weights)))
 
-    def excluding(self, settings: OrderSettings, position: int, rows: Iterable[int]) -> Mix:
+    def excluding(self, shuffle: Shuffle, position: int, rows: Iterable[int]) -> Mix:
         """Return the mix without rows from a position on, given as indices or row numbers of the `Mixture`.
 
         A ValueError if there is no such row, or if none is left of a source.
@@ -193,7 +190,7 @@ class Mix:
             skips, length, since = excluded.get(source, NO_SKIPS), self.lengths[source], Position(0, 0)
             if counts[source]:  # behind its last sample: unlike the next one, that doesn't depend on what is left out
                 last = np.array([counts[source] - 1], np.uint64)
-                epoch, place = self._rest(settings, source, skips).at(last)
+                epoch, place = self._rest(shuffle, source, skips).at(last)
                 since = Position(int(epoch[0]), int(place[0]) + 1)
             skips = skips.excluding(since, np.array(sorted(chosen), np.int64))
             if skips.num_excluded >= length:
@@ -285,8 +282,8 @@ class Mix:
 class _Rest:
     """What is left of a source of which rows are excluded."""
 
-    def __init__(self, length: int, settings: OrderSettings, source: int, skips: Skips) -> None:
-        self._length, self._settings, self._source = length, settings, source
+    def __init__(self, length: int, shuffle: Shuffle, source: int, skips: Skips) -> None:
+        self._length, self._shuffle, self._source = length, shuffle, source
         each = [(one.since, one.rows) for one in skips.exclusions]
         sizes = [rows.size for _, rows in each]
         self._rows = np.concatenate([rows for _, rows in each]).astype(np.uint64) if each else NO_ROWS
@@ -329,7 +326,7 @@ class _Rest:
         num_rows, num_turns = len(self._rows), len(turns)
         sources, sizes = (np.full(num_turns * num_rows, one, np.uint64) for one in (self._source, self._length))
         epochs, rows = np.repeat(turns, num_rows), np.tile(self._rows, num_turns)
-        places = _visited(self._settings, sources, sizes, epochs, rows, inverse=True).astype(np.int64)
+        places = _visited(self._shuffle, sources, sizes, epochs, rows, inverse=True).astype(np.int64)
         gaps, (epoch, place) = places.reshape(num_turns, num_rows), self._since
         later = turns.astype(np.int64)[:, None] - epoch
         gaps = np.sort(np.where((later > 0) | ((later == 0) & (gaps >= place)), gaps, 2 * self._length), axis=1)
@@ -339,7 +336,7 @@ class _Rest:
 
 
 def _visited(
-    settings: OrderSettings,
+    shuffle: Shuffle,
     sources: NDArray[Any],
     sizes: Positions,
     epochs: Positions,
@@ -351,9 +348,9 @@ def _visited(
     numbers = sources.astype(np.uint64)
 
     def key(purpose: Purpose) -> Positions:
-        return derive_keys(derive_keys(derive_key(settings.seed, _MIXED, purpose.value), numbers), epochs)
+        return derive_keys(derive_keys(derive_key(shuffle.seed, _MIXED, purpose.value), numbers), epochs)
 
-    return visit(settings, places, sizes, key, inverse=inverse)
+    return visit(shuffle, places, sizes, key, inverse=inverse)
 
 
 def _shown_sources(mix: Mix) -> str:

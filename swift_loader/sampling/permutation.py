@@ -1,4 +1,4 @@
-"""A keyed permutation of `range(size)` that is computed, never stored.
+"""A keyed permutation of `range(size)` that is computed, never stored; and the shuffling of epochs, which uses it.
 
 Guarantees: a bijection for every size and key; O(1) memory in the size; random access to any position. Assumes:
 `0 <= size <= 2**63`. The quality is that of a good hash, not of a cipher.
@@ -10,6 +10,8 @@ The few results outside `size` go through the network again until they are insid
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from math import isqrt
 from typing import Any, NamedTuple
@@ -171,3 +173,84 @@ def _mix(value: int) -> int:
     value = (value ^ value >> 30) * _MULTIPLIER_1 & _MASK
     value = (value ^ value >> 27) * _MULTIPLIER_2 & _MASK
     return value ^ value >> 31
+
+
+# The order of an epoch: its positions are moved in windows, then in runs, then all of them are rotated ---------------
+
+MAX_SAMPLES = 2**63 - 1
+"""No dataset has more. Larger windows, runs and batches have the same effect as this value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How the samples of each epoch are shuffled."""
+
+    seed: int
+    shuffle: bool
+    window: int
+    """Number of samples to shuffle together; 0: all of them."""
+    run_length: int
+    """Number of consecutive samples that stay in one window."""
+
+    @property
+    def rounded_window(self) -> int:
+        """The window, rounded to whole runs; 0: all samples."""
+        num_runs, rest = divmod(self.window, self.run_length)
+        if 2 * rest > self.run_length - num_runs % 2:  # a half rounds to the even number
+            num_runs += 1
+        return max(1, num_runs) * self.run_length if self.window else 0
+
+
+_Key = Callable[[Purpose], NDArray[np.uint64]]
+"""Returns keys for a purpose: `(1,)`, or `(n,)` with one for each position."""
+
+
+def visit(shuffle: Shuffle, positions: Positions, sizes: Any, key: _Key, *, inverse: bool = False) -> Positions:
+    """Return the samples at these positions of epochs, `(n,) -> (n,)`; with `inverse`, the other way round.
+
+    `sizes`: the length of the dataset, or `(n,)`: positions may be in datasets of different lengths, with their keys.
+    """
+    if not shuffle.shuffle or not positions.size:
+        return positions
+    if not shuffle.window:
+        return permute(positions, sizes, key(Purpose.WHOLE), inverse=inverse)
+    lengths = np.minimum(np.uint64(min(shuffle.run_length, MAX_SAMPLES)), sizes + np.uint64(1))
+    if inverse:
+        return _in_windows(shuffle, _in_runs(positions, sizes, lengths, key, inverse), sizes, key, inverse)
+    return _in_runs(_in_windows(shuffle, positions, sizes, key, inverse), sizes, lengths, key, inverse)
+
+
+def _in_windows(shuffle: Shuffle, positions: Positions, sizes: Any, key: _Key, inverse: bool) -> Positions:
+    """Move each position within its window; the last window may be shorter than the others."""
+    window = np.minimum(np.uint64(min(shuffle.rounded_window, MAX_SAMPLES)), sizes)
+    window_of = positions // window
+    first: Positions = window_of * window
+    keys = key(Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
+    moved: Positions = first + permute(positions - first, np.minimum(window, sizes - first), keys, inverse=inverse)
+    return moved
+
+
+def _in_runs(positions: Positions, sizes: Any, lengths: Any, key: _Key, inverse: bool) -> Positions:
+    """Map positions to samples: runs in permuted order, then the remaining samples. The cuts change each epoch."""
+    num_runs, rotation = sizes // lengths, key(Purpose.ROTATION) % sizes
+    if inverse:
+        positions = (positions + (sizes - rotation)) % sizes
+    slots = positions // lengths
+    runs = slots.copy()
+    in_runs = slots < num_runs  # the others are the remaining samples, fewer than a run
+    keys, counts = key(Purpose.RUNS), num_runs if num_runs.ndim == 0 else num_runs[in_runs]
+    runs[in_runs] = _permuted_runs(slots[in_runs], counts, keys if keys.size == 1 else keys[in_runs], inverse)
+    samples: Positions = runs * lengths + (positions - slots * lengths)
+    return samples if inverse else (samples + rotation) % sizes
+
+
+def _permuted_runs(slots: Positions, counts: Any, keys: Positions, inverse: bool) -> Positions:
+    """Return the run that is visited in each slot. All samples of a run have the same slot."""
+    if not slots.size:
+        return slots
+    first, last = slots.min(), slots.max()
+    if counts.ndim or last - first >= slots.size:  # sparse: this rank's share, one of many
+        return permute(slots, counts, keys, inverse=inverse)
+    dense = np.arange(first, last + np.uint64(1))
+    runs: Positions = permute(dense, counts, keys, inverse=inverse)[slots - first]
+    return runs

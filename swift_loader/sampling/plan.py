@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.sampling.shuffle import Order, OrderSettings
-from swift_loader.sampling.skips import NO_GAPS, NO_SKIPS, Gaps, Position, SkippedRange, Skips
+from swift_loader.sampling.skips import NO_GAPS, NO_INDICES, NO_SKIPS, Gaps, Position, SkippedRange, Skips
 
 NO_SHIFT = Position(0, 0)
 
@@ -116,11 +116,27 @@ class Plan:
         return replace(self, settings=replace(settings, shift=shift)), step
 
     def gaps(self, epoch: int) -> Gaps:
-        """Return the positions of an epoch that are left out."""
-        skips = self.settings.skips
-        mix = self.order.settings.mix
-        is_whole = not skips.ranges and not skips.exclusions and (mix is None or not mix.last_change(epoch))
-        return NO_GAPS if is_whole else skips.gaps(self.order, epoch)
+        """Return the positions of an epoch that are left out. Those of the last epochs are remembered."""
+        order, skips, mix = self.order, self.settings.skips, self.order.settings.mix
+        last_change = 0 if mix is None else mix.last_change(epoch)
+        if not skips.ranges and not skips.exclusions and not last_change:
+            return NO_GAPS
+        if (known := skips.gaps.get((order, epoch))) is not None:
+            return known
+        steps = [(one.begin, one.end) for one in skips.ranges if one.epoch == epoch]
+        exclusions = [one for one in skips.exclusions if one.since.epoch <= epoch]
+        rows = [one.rows for one in exclusions]
+        floors = [one.since.num_samples if one.since.epoch == epoch else 0 for one in exclusions]
+        found = order.positions(epoch, np.concatenate(rows)) if rows else NO_INDICES
+        found = found[found >= np.repeat(np.array(floors, np.int64), [one.size for one in rows])]
+        begins, ends = np.array(steps, np.int64).reshape(-1, 2).T
+        gaps = Gaps(np.concatenate([begins, found]), np.concatenate([ends, found + 1]))
+        places = [gaps.place_of(floor) for floor in (*floors, last_change)]
+        gaps.first_repeated = max((one for one in places if one < order.num_samples - gaps.num_positions), default=0)
+        if len(skips.gaps) > len(skips.exclusions) + 1:
+            skips.gaps.clear()
+        skips.gaps[order, epoch] = gaps
+        return gaps
 
     def others(self, index: int) -> tuple[int, int, Gaps]:
         """Return which samples may take the place of one: the first index of its dataset, their number, and the gaps.

@@ -12,8 +12,9 @@ from typing import Any
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, optional
 from swift_loader.sampling.mixture import Mix, weights_of
+from swift_loader.sampling.permutation import MAX_SAMPLES
 from swift_loader.sampling.plan import MAX_EPOCH, Uneven
-from swift_loader.sampling.shuffle import MAX_SAMPLES, OrderSettings
+from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, SKIPPED, Position, SkippedRange, Skips, rows_of
 from swift_loader.sampling.work import PlannedSource
 

@@ -9,18 +9,14 @@ nothing else. So a run can resume with another batch size, number of ranks or nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.sampling.permutation import Positions, Purpose, derive_key, permute
-
-if TYPE_CHECKING:
-    from swift_loader.sampling.mixture import Mix
+from swift_loader.sampling.mixture import Mix
+from swift_loader.sampling.permutation import MAX_SAMPLES, Purpose, Shuffle, derive_key, visit
 
 MIXING = 0.73
 """Minimum ratio of distinct runs in a batch to samples in it, on average. It determines the length of the runs if the
@@ -38,9 +34,6 @@ by twice as much if the last window of an epoch is very short."""
 
 MIN_BATCH_SIZE = 32
 """Smaller batches get the window of this batch size, because their gradients are usually accumulated."""
-
-MAX_SAMPLES = 2**63 - 1
-"""No dataset has more. Larger windows, runs and batches have the same effect as this value."""
 
 
 def local_window(batch_size: int, run_length: int = RUN_LENGTH) -> int:
@@ -69,15 +62,9 @@ def run_length_for(window: int, batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderSettings:
+class OrderSettings(Shuffle):
     """Everything that an order depends on, except the dataset's length and the epoch. A saved state has all of it."""
 
-    seed: int
-    shuffle: bool
-    window: int
-    """Number of samples to shuffle together; 0: all of them."""
-    run_length: int
-    """Number of consecutive samples that stay in one window."""
     mix: Mix | None = None
     """Of a mixture, of which each source is visited in this order."""
 
@@ -91,14 +78,6 @@ class OrderSettings:
         if window is None:
             return cls(seed, shuffle, local_window(batch_size), RUN_LENGTH)
         return cls(seed, shuffle, window, run_length_for(window, batch_size) if window else 1)
-
-    @property
-    def rounded_window(self) -> int:
-        """The window, rounded to whole runs; 0: all samples."""
-        num_runs, rest = divmod(self.window, self.run_length)
-        if 2 * rest > self.run_length - num_runs % 2:  # a half rounds to the even number
-            num_runs += 1
-        return max(1, num_runs) * self.run_length if self.window else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,58 +105,3 @@ class Order:
 
         size = np.uint64(self.num_samples)
         return visit(self.settings, positions.astype(np.uint64), size, key, inverse=inverse).astype(np.int64)
-
-
-_Key = Callable[[Purpose], NDArray[np.uint64]]
-"""Returns keys for a purpose: `(1,)`, or `(n,)` with one for each position."""
-
-
-def visit(settings: OrderSettings, positions: Positions, sizes: Any, key: _Key, *, inverse: bool = False) -> Positions:
-    """Return the samples at these positions of epochs, `(n,) -> (n,)`; with `inverse`, the other way round.
-
-    `sizes`: the length of the dataset, or `(n,)`: positions may be in datasets of different lengths, with their keys.
-    """
-    if not settings.shuffle or not positions.size:
-        return positions
-    if not settings.window:
-        return permute(positions, sizes, key(Purpose.WHOLE), inverse=inverse)
-    lengths = np.minimum(np.uint64(min(settings.run_length, MAX_SAMPLES)), sizes + np.uint64(1))
-    if inverse:
-        return _in_windows(settings, _in_runs(positions, sizes, lengths, key, inverse), sizes, key, inverse)
-    return _in_runs(_in_windows(settings, positions, sizes, key, inverse), sizes, lengths, key, inverse)
-
-
-def _in_windows(settings: OrderSettings, positions: Positions, sizes: Any, key: _Key, inverse: bool) -> Positions:
-    """Move each position within its window; the last window may be shorter than the others."""
-    window = np.minimum(np.uint64(min(settings.rounded_window, MAX_SAMPLES)), sizes)
-    window_of = positions // window
-    first: Positions = window_of * window
-    keys = key(Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
-    moved: Positions = first + permute(positions - first, np.minimum(window, sizes - first), keys, inverse=inverse)
-    return moved
-
-
-def _in_runs(positions: Positions, sizes: Any, lengths: Any, key: _Key, inverse: bool) -> Positions:
-    """Map positions to samples: runs in permuted order, then the remaining samples. The cuts change each epoch."""
-    num_runs, rotation = sizes // lengths, key(Purpose.ROTATION) % sizes
-    if inverse:
-        positions = (positions + (sizes - rotation)) % sizes
-    slots = positions // lengths
-    runs = slots.copy()
-    in_runs = slots < num_runs  # the others are the remaining samples, fewer than a run
-    keys, counts = key(Purpose.RUNS), num_runs if num_runs.ndim == 0 else num_runs[in_runs]
-    runs[in_runs] = _permuted_runs(slots[in_runs], counts, keys if keys.size == 1 else keys[in_runs], inverse)
-    samples: Positions = runs * lengths + (positions - slots * lengths)
-    return samples if inverse else (samples + rotation) % sizes
-
-
-def _permuted_runs(slots: Positions, counts: Any, keys: Positions, inverse: bool) -> Positions:
-    """Return the run that is visited in each slot. All samples of a run have the same slot."""
-    if not slots.size:
-        return slots
-    first, last = slots.min(), slots.max()
-    if counts.ndim or last - first >= slots.size:  # sparse: this rank's share, one of many
-        return permute(slots, counts, keys, inverse=inverse)
-    dense = np.arange(first, last + np.uint64(1))
-    runs: Positions = permute(dense, counts, keys, inverse=inverse)[slots - first]
-    return runs

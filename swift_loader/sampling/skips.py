@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import Form, checked_fields, integer, several
-from swift_loader.sampling.shuffle import Order
 
 Indices = NDArray[np.int64]
 
@@ -128,8 +127,8 @@ class Skips:
     """The skipped steps, in order. No two of them overlap or touch, so equal skips are equal values."""
     exclusions: tuple[Exclusion, ...] = ()
     """In order. Each has other rows, and at least one."""
-    _gaps: dict[tuple[Any, int], Gaps] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Some of them, by order and epoch."""
+    gaps: dict[tuple[Any, int], Gaps] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What it leaves out, by order and epoch, as far as a plan has computed it."""
 
     def __reduce__(self) -> Any:
         return type(self), (self.ranges, self.exclusions)
@@ -144,26 +143,6 @@ class Skips:
     def num_excluded(self) -> int:
         """How many rows all epochs after the last one leave out."""
         return sum(one.num_rows for one in self.exclusions)
-
-    def gaps(self, order: Order, epoch: int) -> Gaps:
-        """Return the positions of an epoch that are left out. Those of the last epochs are remembered."""
-        if (known := self._gaps.get((order, epoch))) is not None:
-            return known
-        steps = [(one.begin, one.end) for one in self.ranges if one.epoch == epoch]
-        exclusions = [one for one in self.exclusions if one.since.epoch <= epoch]
-        rows = [one.rows for one in exclusions]
-        floors = [one.since.num_samples if one.since.epoch == epoch else 0 for one in exclusions]
-        found = order.positions(epoch, np.concatenate(rows)) if rows else NO_INDICES
-        found = found[found >= np.repeat(np.array(floors, np.int64), [one.size for one in rows])]
-        begins, ends = np.array(steps, np.int64).reshape(-1, 2).T
-        gaps = Gaps(np.concatenate([begins, found]), np.concatenate([ends, found + 1]))
-        mix = order.settings.mix
-        places = [gaps.place_of(floor) for floor in (*floors, 0 if mix is None else mix.last_change(epoch))]
-        gaps.first_repeated = max((one for one in places if one < order.num_samples - gaps.num_positions), default=0)
-        if len(self._gaps) > len(self.exclusions) + 1:
-            self._gaps.clear()
-        self._gaps[order, epoch] = gaps
-        return gaps
 
     def added(self, more: Iterable[SkippedRange]) -> Skips:
         """Return these skips and more, which may overlap."""

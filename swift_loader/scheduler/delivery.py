@@ -46,7 +46,7 @@ class Lease:
     num_wasted: int
     """How many of them the batch doesn't fill."""
     forks: Any
-    """The `Forks` of this process."""
+    """The `Forks` of this process. Kept here because the module's names may be gone at exit."""
     state: LeaseState = LeaseState.READY
     seen_since: object = None
     """The stamp of the forks when the user's code got the batch. None: it hasn't yet, so no child of a fork uses it."""

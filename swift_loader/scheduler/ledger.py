@@ -1,10 +1,7 @@
 """Records which worker builds which batch, and which batch comes next.
 
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
-batches in the order of delivery, without end.
-
-A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
-of earlier ones are dropped.
+batches in the order of delivery, without end. The answers to tasks of earlier generations are dropped.
 
 Guarantees: a batch is assigned once per generation, and again only when its worker is gone. It is delivered once. At
 most `max_in_flight` batches are in flight. A worker with `max_ready_per_worker` READY batches gets no new ones. Not
@@ -13,57 +10,36 @@ thread-safe.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from heapq import heappop, heappush
-
 from swift_loader.errors import ProtocolError
 from swift_loader.sampling.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
 from swift_loader.scheduler.delivery import BatchState, Delivery
-from swift_loader.scheduler.messages import Answered, SampleFailed, Send, Skipped, StreamEnded
-from swift_loader.scheduler.queues import Limits, Queues
+from swift_loader.scheduler.messages import Action, Answered, NoBatch, SampleFailed, Send
+from swift_loader.scheduler.queues import Limits, Worker, Workers
 
 
 class Ledger:
-    """The batches in flight."""
+    """The batches in flight of one generation."""
 
-    def __init__(self, limits: Limits, generation: int = 0) -> None:
-        """Begin with nothing in flight. `generation`: the last one so far."""
-        self._limits = limits
-        self.queues = Queues(limits)
-        """The workers' tasks."""
-        self.source: WorkSource | None = None
-        """What hands out the work of the current generation."""
+    def __init__(self, workers: Workers, generation: int = 0, source: WorkSource | None = None) -> None:
+        """Begin with nothing in flight. The workers may have tasks of earlier generations."""
+        self.workers = workers
+        self.generation = generation
+        """0: nothing is handed out yet."""
+        self.source = source
+        """What hands out the work. None: there is none."""
         self._planned: Work | None = None
         """Handed out by the source, but not assigned yet."""
-        self.generation = generation
-        """The current generation. Answers of earlier ones are dropped."""
         self._batches: dict[int, Delivery] = {}
         """The batches in flight by sequence, in that order."""
         self._first_sequence = 0
         """None in flight comes before it."""
         self._next_sequence = 0
         self.num_delivered = 0
-        """How many batches of the generation were delivered."""
-        self._lost: dict[int | None, list[int]] = {}
-        """Heaps of the sequences of LOST batches, none of them empty, by the worker id that must build them; None: any
-        worker may. As long as no worker has room for the first of a heap, none has room for the others."""
+        """How many batches were delivered."""
+        self._lost: set[int] = set()
+        """The sequences of LOST batches."""
         self.ready: dict[int, Delivery] = {}
         """The READY batches by sequence, in the order of completion."""
-        self._ready_by_epoch: dict[int, deque[Delivery]] = {}
-        """The same, by epoch; empty if they are delivered in order."""
-
-    # Generations
-
-    def begin(self, source: WorkSource) -> list[Delivery]:
-        """Begin a new generation. Return the batches in flight, which nobody needs any more."""
-        dropped = self.in_flight()
-        self.generation += 1
-        self._batches, self.ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
-        self.source, self._planned = source, None
-        self._first_sequence = self._next_sequence = self.num_delivered = 0
-        self.queues.begin()
-        return dropped
 
     def in_flight(self) -> list[Delivery]:
         """Return the batches that workers have, or that wait to be delivered."""
@@ -76,138 +52,114 @@ class Ledger:
 
         Batches that a sampler chose for one worker may be built by any worker then: theirs may be leaving.
         """
-        self._limits = limits
-        self.queues.use_limits(limits)
+        self.workers.use_limits(limits)
         for batch in self._batches.values():
             if isinstance(batch.work, IndexWork):
                 batch.work = batch.work._replace(worker_id=None)
         if isinstance(self._planned, IndexWork):
             self._planned = self._planned._replace(worker_id=None)
-        lost = [sequence for sequences in self._lost.values() for sequence in sequences]
-        self._lost = {}
-        self._note_lost(lost)
 
-    def remove_worker(self, serial: int) -> int:
+    def remove_worker(self, worker: Worker) -> int:
         """Remove a worker. Return how many batches were lost with it; other workers will build them."""
-        tasks = self.queues.remove(serial)
-        lost = [one for generation, one in tasks if generation == self.generation and one in self._batches]
+        self.workers.remove(worker)
+        lost = [task.sequence for task in worker.tasks if task.generation == self.generation]
         for sequence in lost:
             batch = self._batches[sequence]
             batch.state, batch.failures = BatchState.LOST, ()
-        self._note_lost(lost)
+        self._lost.update(lost)
         return len(lost)
-
-    def _note_lost(self, sequences: Iterable[int]) -> None:
-        for sequence in sequences:
-            work = self._batches[sequence].work
-            worker_id = None if isinstance(work, PlannedWork) or work is None else work.worker_id
-            heappush(self._lost.setdefault(worker_id, []), sequence)
 
     # Tasks and answers
 
-    def assign(self, sends: list[Send]) -> None:
+    def assign(self, actions: list[Action], now_s: float) -> None:
         """Add the tasks to send now, which count as sent: as many as there is room for.
 
         Raises what the source of work raised.
         """
-        while self._lost and (send := self._assign_lost()) is not None:
-            sends.append(send)
-        source, batches, pick = self.source, self._batches, self.queues.pick
-        while len(batches) < self._limits.max_in_flight and source is not None:
+        if self._lost:
+            self._assign_lost(actions, now_s)
+        source, batches, pick = self.source, self._batches, self.workers.pick
+        while len(batches) < self.workers.limits.max_in_flight and source is not None:
             self._planned = work = self._planned or source.next()
             if work is None:
                 return
-            serial = pick(work)
-            if serial is None and isinstance(work, StreamWork) and not self._limits.in_order:
+            worker = pick(work)
+            if worker is None and isinstance(work, StreamWork) and not self.workers.limits.in_order:
                 full = work.worker_id
-                while serial is None:  # out of order, a shard whose worker has no room lets the others pass
+                while worker is None:  # out of order, a shard whose worker has no room lets the others pass
                     self._planned = work = source.swap(work)
                     if work.worker_id == full:
                         return
-                    serial = pick(work)
-            if serial is None:
+                    worker = pick(work)
+            if worker is None:
                 return
             batch = batches[self._next_sequence] = Delivery(work, self._next_sequence)
             self._next_sequence += 1
             self._planned = None
-            sends.append(self._send(serial, batch, work))
+            actions.append(self._send(worker, batch, work, now_s))
 
-    def _assign_lost(self) -> Send | None:
-        """Send a lost batch again: the loop waits for it. O(worker ids)."""
-        for sequence, worker_id in sorted((sequences[0], worker_id) for worker_id, sequences in self._lost.items()):
+    def _assign_lost(self, actions: list[Action], now_s: float) -> None:
+        """Send lost batches again, in the order of delivery: the loop waits for them."""
+        full: set[int | None] = set()
+        for sequence in sorted(self._lost):
             batch = self._batches[sequence]
-            assert batch.work is not None
-            if (serial := self.queues.pick(batch.work, is_lost=True)) is not None:
-                heappop(self._lost[worker_id])
-                if not self._lost[worker_id]:
-                    del self._lost[worker_id]
-                return self._send(serial, batch, batch.work)
-        return None
+            work = batch.work
+            assert work is not None
+            worker_id = None if isinstance(work, PlannedWork) else work.worker_id
+            if worker_id in full:  # else each of many asks in vain
+                continue
+            worker = self.workers.pick(work, is_lost=True)
+            if worker is None:
+                full.add(worker_id)
+            else:
+                self._lost.discard(sequence)
+                actions.append(self._send(worker, batch, work, now_s))
 
-    def _send(self, serial: int, batch: Delivery, work: Work) -> Send:
-        self.queues.push(serial, (self.generation, batch.sequence))
-        batch.state, batch.worker = BatchState.SENT, serial
-        return Send(serial, self.generation, batch.sequence, work)
+    def _send(self, worker: Worker, batch: Delivery, work: Work, now_s: float) -> Send:
+        task = Send(worker.serial, self.generation, batch.sequence, work, now_s)
+        worker.push(task)
+        batch.state, batch.worker = BatchState.SENT, worker.serial
+        return task
 
-    def complete(self, answer: Answered) -> Delivery | None:
-        """Record the answer to a worker's oldest task. Return the batch, which is READY; None if nobody needs it.
+    def take_in(self, answer: Answered | NoBatch, now_s: float) -> Worker:
+        """Record the answer to a worker's oldest task. Return the worker. If there is a batch, it is READY then.
 
-        Raises `ProtocolError` if the worker answers another task.
+        Raises `ProtocolError` if the task isn't the oldest one, or can't be answered so. Then nothing has changed.
         """
-        generation, sequence = answer.generation, answer.sequence
-        is_current = generation == self.generation
-        task = generation, sequence
-        batch = self._batches.get(sequence) if is_current else None
-        self.queues.pop(answer.worker, task, is_current=is_current, is_ready=batch is not None, build_s=answer.build_s)
-        if batch is None:
-            return None
-        batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
-        batch.snapshot, batch.arrival, batch.build_s = answer.snapshot, answer.arrival, answer.build_s
-        batch.state = BatchState.READY
-        self.ready[sequence] = batch
-        if not self._limits.in_order and batch.work is not None:
-            ready = self._ready_by_epoch.get(batch.work.epoch)
-            if ready is None:  # those that are empty are of earlier epochs
-                self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
-                ready = self._ready_by_epoch[batch.work.epoch] = deque()
-            ready.append(batch)
-        return batch
+        task = answer.task
+        worker = self.workers.by_serial.get(task.worker)
+        due = worker.tasks[0] if worker is not None and worker.tasks else None
+        if worker is None or due is not task:
+            raise ProtocolError(f"worker {task.worker} answered {task}, but its next task is {due or 'none'}")
+        batch = self._batches[task.sequence] if task.generation == self.generation else None
+        if batch is not None:
+            if isinstance(answer, Answered):
+                batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
+                batch.snapshot, batch.arrival, batch.build_s = answer.snapshot, answer.arrival, answer.build_s
+                if batch.error is not None and batch.build_s is None:
+                    batch.build_s = now_s - worker.since_s
+                batch.state = BatchState.READY
+                self.ready[batch.sequence] = batch
+            else:
+                self._end_shard(batch)
+        build_s = answer.build_s if isinstance(answer, Answered) else None
+        self.workers.pop(worker, batch, build_s, now_s)
+        return worker
 
-    def note_failure(self, failed: SampleFailed) -> None:
-        """Record the failure of a sample, if its batch is needed. What a worker reports ends with the worker."""
-        batch = self._batches.get(failed.sequence) if failed.generation == self.generation else None
-        if batch is not None and batch.state is BatchState.SENT and batch.worker == failed.worker:
-            batch.failures += (failed.failure,)
-
-    def end_shard(self, ended: StreamEnded) -> None:
-        """Record that a worker's shard of a stream had no batch left for its oldest task.
-
-        Raises `ProtocolError` if the worker answers another task, or one that isn't of a stream.
-        """
-        is_current = ended.generation == self.generation
-        self.queues.pop(ended.worker, (ended.generation, ended.sequence), is_current=is_current)
-        if not is_current:
-            return
-        batch = self._batches[ended.sequence]
+    def _end_shard(self, batch: Delivery) -> None:
+        """Record that there is no such batch: a worker's shard of a stream has ended before."""
         if not isinstance(batch.work, StreamWork) or self.source is None:
-            raise ProtocolError(f"worker {ended.worker} told the end of a stream for {batch.work}")
+            raise ProtocolError(f"worker {batch.worker} had no batch for a task that isn't of a stream")
         batch.state = BatchState.VOID
         self.source.end_shard(batch.work)
         if isinstance(self._planned, StreamWork) and self._planned.worker_id == batch.work.worker_id:
             self._planned = None
         self._pass_void()
 
-    def skip(self, skipped: Skipped) -> None:
-        """Record that a worker skipped its oldest task, which belonged to an earlier generation.
-
-        Raises `ProtocolError` if the worker had to do it.
-        """
-        task, generation = self.queues.first(skipped.worker), skipped.generation
-        if task is None or task[0] != generation or generation == self.generation:
-            raise ProtocolError(
-                f"worker {skipped.worker} skipped a task of generation {generation}, which it had to do"
-            )
-        self.queues.pop(skipped.worker, task, is_current=False)
+    def note_failure(self, failed: SampleFailed) -> None:
+        """Record the failure of a sample, if its batch is needed. What a worker reports ends with the worker."""
+        if failed.task.generation == self.generation:
+            self._batches[failed.task.sequence].failures += (failed.failure,)
 
     # Delivery
 
@@ -217,12 +169,15 @@ class Ledger:
             return None
         first = self._batches.get(self._first_sequence) or self._first()
         assert first is not None, "what is ready is in flight"
-        if self._limits.in_order:
-            return first if first.sequence in self.ready else None
+        if self.workers.limits.in_order:
+            return first if first.state is BatchState.READY else None
         # No batch of a later epoch before all of this epoch are delivered.
         assert first.work is not None
-        ready = self._ready_by_epoch.get(first.work.epoch)
-        return ready[0] if ready else None
+        epoch = first.work.epoch
+        for batch in self.ready.values():
+            if batch.work is not None and batch.work.epoch == epoch:
+                return batch
+        return None
 
     def deliver(self) -> Delivery | None:
         """Remove and return the next batch for the loop. Return None if it isn't ready."""
@@ -233,9 +188,7 @@ class Ledger:
         if batch.sequence == self._first_sequence:
             self._first_sequence += 1
         work = batch.work
-        if not self._limits.in_order and work is not None:
-            self._ready_by_epoch[work.epoch].popleft()
-        self.queues.note_delivered(batch.worker)
+        self.workers.note_delivered(batch.worker)
         self.num_delivered += 1
         if isinstance(work, StreamWork):
             self._pass_void()
@@ -244,7 +197,7 @@ class Ledger:
     @property
     def may_assign(self) -> bool:
         """Whether a batch is lost, or fewer are in flight than may be."""
-        return bool(self._lost) or len(self._batches) < self._limits.max_in_flight
+        return bool(self._lost) or len(self._batches) < self.workers.limits.max_in_flight
 
     @property
     def is_exhausted(self) -> bool:
@@ -258,21 +211,20 @@ class Ledger:
 
     # For those who judge workers
 
-    def awaited(self) -> list[int]:
+    def awaited(self) -> list[Worker]:
         """Return the workers that the loop waits for: at most one in order, maybe several in completion order.
 
         If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
         """
         batch = self._first()
-        if not self._limits.in_order or (batch is not None and batch.state is BatchState.LOST):
-            return self.queues.busy()
-        return [] if batch is None or batch.state is not BatchState.SENT else [batch.worker]
+        if not self.workers.limits.in_order or (batch is not None and batch.state is BatchState.LOST):
+            return self.workers.busy()
+        return [] if batch is None or batch.state is not BatchState.SENT else [self.workers.by_serial[batch.worker]]
 
-    def work_of(self, serial: int) -> Work | None:
+    def work_of(self, worker: Worker) -> Work | None:
         """Return what a worker is building; None if it is idle or builds for an old generation."""
-        task = self.queues.first(serial)
-        batch = self._batches.get(task[1]) if task is not None and task[0] == self.generation else None
-        return None if batch is None else batch.work
+        task = worker.tasks[0] if worker.tasks else None
+        return task.work if task is not None and task.generation == self.generation else None
 
     # Inside
 
@@ -297,6 +249,5 @@ class Ledger:
             del self._batches[first.sequence]
 
     def __repr__(self) -> str:
-        num_lost = sum(map(len, self._lost.values()))
-        lost = f", {num_lost} lost" if num_lost else ""
-        return f"<Ledger generation {self.generation}, tasks sent: {self.queues!r}, {len(self.ready)} ready{lost}>"
+        lost = f", {len(self._lost)} lost" if self._lost else ""
+        return f"<Ledger generation {self.generation}, tasks sent: {self.workers!r}, {len(self.ready)} ready{lost}>"

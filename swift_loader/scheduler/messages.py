@@ -50,9 +50,7 @@ class Ready:
 class Answered:
     """A worker has built the batch of its oldest task, or the user's code raised. Fields are as in `Delivery`."""
 
-    worker: int
-    generation: int
-    sequence: int
+    task: Send
     batch: Any = None
     error: BaseException | None = None
     lease: Lease | None = None
@@ -66,28 +64,16 @@ class Answered:
 class SampleFailed:
     """A worker leaves out or replaces a sample of the batch of its oldest task, which it answers next."""
 
-    worker: int
-    generation: int
-    sequence: int
+    task: Send
     failure: Any
     """A `SampleFailure`."""
 
 
 @dataclass(slots=True)
-class StreamEnded:
-    """A worker's shard of a stream had no batch left for its oldest task."""
+class NoBatch:
+    """A worker has none for its oldest task: it knows of a later generation, or its shard of a stream has ended."""
 
-    worker: int
-    generation: int
-    sequence: int
-
-
-@dataclass(slots=True)
-class Skipped:
-    """A worker skipped its oldest task, because it knows of a later generation."""
-
-    worker: int
-    generation: int
+    task: Send
 
 
 @dataclass(slots=True)
@@ -123,7 +109,7 @@ class ExecutorFailed:
     error: BaseException
 
 
-Event = Answered | SampleFailed | Skipped | StreamEnded | Ready | Disconnected | Ended | TemplateEnded | ExecutorFailed
+Event = Answered | SampleFailed | NoBatch | Ready | Disconnected | Ended | TemplateEnded | ExecutorFailed
 
 # Actions --------------------------------------------------------------------------------------------------------------
 
@@ -171,7 +157,7 @@ class TemplateLost:
 
 @dataclass(slots=True)
 class Send:
-    """Send a task to a worker."""
+    """Send a task to a worker, which answers it once, unless it ends before. The answer has this very object."""
 
     worker: int
     generation: int
@@ -179,6 +165,9 @@ class Send:
     work: Work
     sent_s: float = field(default=0.0, compare=False)
     """When it was decided."""
+
+    def __str__(self) -> str:
+        return f"task {self.sequence} of generation {self.generation}"
 
 
 @dataclass(slots=True)

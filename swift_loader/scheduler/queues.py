@@ -1,4 +1,4 @@
-"""Which tasks each worker has, which workers have room for more, and how far ahead of the loop they may work.
+"""The workers: their states and tasks, which of them have room for more, and how far ahead of the loop they may work.
 
 A batch is in flight from when a worker is to build it until the loop takes it. In completion order, two per worker keep
 all of them busy: one to build, and one that waits for the worker or for the loop.
@@ -14,18 +14,31 @@ samples, and one sample in twenty takes 50 times as long as the rest (in virtual
 
 Each batch more per worker costs the memory of one batch per worker, also where nothing varies.
 
-A worker does its tasks in order, so it is building the first of them, and each answer is about that one.
+A worker does its tasks in order, so it is building the first of them, and each answer is about that one. Its states:
+
+    STARTING ──ready──► READY ──kill──► KILLED
+       │                  │               │
+       └───disconnect─────┴──disconnect───┴──abandon──► REAPED ──end──► GONE
+
+    READY ◄──leave, stay──► LEAVING ──dismiss──► DISMISSED ──disconnect──► PARTING ──end──► GONE
+
+A worker that leaves finishes its tasks first. Until it is dismissed, it may also be killed or disconnect, as a READY
+one. Only `WORKER_STATES` moves a worker.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from enum import Enum
+from heapq import heappop, heappush
 
 from swift_loader.errors import ProtocolError
 from swift_loader.sampling.work import PlannedWork, Work
+from swift_loader.scheduler.delivery import BatchState, Delivery
+from swift_loader.scheduler.messages import Send, Stall
 
 MIN_IN_FLIGHT = 10
 """For few workers, so that a loop that pauses now and then finds batches ready."""
@@ -48,15 +61,6 @@ MAX_HELD = 96
 STEADY_S = 0.01
 """How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
 that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
-
-MIN_ENTRIES = 64
-"""Old entries of the heap are removed when there are so many more than twice the workers, which is O(1) per entry."""
-
-Task = tuple[int, int]
-"""(generation, sequence)."""
-
-Load = tuple[int, int, int, int]
-"""(tasks, READY batches, worker id, serial number). Of several workers, the one with the least gets the next task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,232 +97,248 @@ def chosen_in_flight(num_workers: int, *, in_order: bool) -> int:
     return max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)
 
 
-@dataclass(slots=True)
-class Queue:
-    """The tasks of a worker."""
+class WorkerState(str, Enum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    """Its process may exist. It gets no task yet."""
+    READY = "ready"
+    """It gets tasks, and does them in the order in which they were sent."""
+    KILLED = "killed"
+    """It hung and was killed. It gets no more tasks, but answers may still arrive."""
+    LEAVING = "leaving"
+    """It isn't wanted any more. It finishes the tasks that it has, and gets no others."""
+    DISMISSED = "dismissed"
+    """It has finished them, and is to end."""
+    PARTING = "parting"
+    """The executor finds out how it ended after it was dismissed. That isn't a death."""
+    REAPED = "reaped"
+    """The executor finds out how it ended. Until then its batches aren't given to others."""
+    GONE = "gone"
+
+
+class WorkerMove(str, Enum):
+    """What moves a worker to another state."""
+
+    READY = "ready"
+    KILL = "kill"
+    DISCONNECT = "disconnect"
+    ABANDON = "abandon"
+    """SIGKILL didn't end it in time."""
+    LEAVE = "leave"
+    STAY = "stay"
+    DISMISS = "dismiss"
+    END = "end"
+
+
+WORKER_STATES: dict[tuple[WorkerState, WorkerMove], WorkerState] = {
+    (WorkerState.STARTING, WorkerMove.READY): WorkerState.READY,
+    (WorkerState.READY, WorkerMove.KILL): WorkerState.KILLED,
+    (WorkerState.STARTING, WorkerMove.DISCONNECT): WorkerState.REAPED,
+    (WorkerState.READY, WorkerMove.DISCONNECT): WorkerState.REAPED,
+    (WorkerState.KILLED, WorkerMove.DISCONNECT): WorkerState.REAPED,
+    (WorkerState.KILLED, WorkerMove.ABANDON): WorkerState.REAPED,
+    # The stream of an abandoned worker may end before the executor stops listening to it.
+    (WorkerState.REAPED, WorkerMove.DISCONNECT): WorkerState.REAPED,
+    (WorkerState.REAPED, WorkerMove.END): WorkerState.GONE,
+    (WorkerState.READY, WorkerMove.LEAVE): WorkerState.LEAVING,
+    (WorkerState.LEAVING, WorkerMove.STAY): WorkerState.READY,
+    (WorkerState.LEAVING, WorkerMove.KILL): WorkerState.KILLED,
+    (WorkerState.LEAVING, WorkerMove.DISCONNECT): WorkerState.REAPED,
+    (WorkerState.LEAVING, WorkerMove.DISMISS): WorkerState.DISMISSED,
+    (WorkerState.DISMISSED, WorkerMove.DISCONNECT): WorkerState.PARTING,
+    # Two threads may see the end of a stream, if one takes over from the other at this moment.
+    (WorkerState.PARTING, WorkerMove.DISCONNECT): WorkerState.PARTING,
+    (WorkerState.PARTING, WorkerMove.END): WorkerState.GONE,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """What the scheduler knows about a worker."""
 
     serial: int
+    """Unique among all workers. A replacement is another worker."""
     worker_id: int
-    max_tasks: int
-    """How many tasks of the current generation it should have. Depends on `build_s`."""
-    tasks: deque[Task] = field(default_factory=deque)
-    """Tasks that were sent and aren't answered, in the order sent."""
+    """Which of the n workers it is, from 0. Its replacement has the same id."""
+    state: WorkerState = WorkerState.STARTING
+    tasks: deque[Send] = field(default_factory=deque)
+    """Sent and not answered, in the order sent. It is doing the first of them."""
     num_current: int = 0
     """How many of these tasks belong to the current generation."""
     num_ready: int = 0
+    """How many of its batches are READY."""
+    max_tasks: int = MIN_TASKS
+    """How many tasks of the current generation it should have. Depends on `build_s`."""
     build_s: float = math.inf
     """Smoothed time to build a batch. Infinite until the first one is known."""
     deviation_s: float = 0.0
     """Smoothed absolute difference from `build_s`."""
-    is_open: bool = False
-    """Whether the worker gets tasks."""
-    entry: Load | None = None
-    """Under which load the heap finds the worker. None: not at all."""
+    since_s: float = 0.0
+    """When it was killed, or else got to its oldest task, if it has one."""
+    stall: Stall | None = None
+    """Why it was killed."""
+    work: Work | None = None
+    """What it was building when it disconnected."""
+
+    def move(self, move: WorkerMove) -> None:
+        """Go to the next state. Raises `ProtocolError` if there is no such move from this state."""
+        state = WORKER_STATES.get((self.state, move))
+        if state is None:
+            raise ProtocolError(f"worker {self.serial} is {self.state.value}, which {move.value} can't follow")
+        self.state = state
+
+    def has_room(self, max_tasks: int, share: int, max_ready: float) -> bool:
+        """Return whether it takes one more task. `max_tasks` and `share`: of the current generation."""
+        num_current, is_ready = self.num_current, self.state is WorkerState.READY
+        has_few = num_current < max_tasks and num_current < share and len(self.tasks) < MAX_HELD
+        return is_ready and has_few and self.num_ready < max_ready
+
+    def push(self, task: Send) -> None:
+        """Record that it gets a task of the current generation."""
+        if not self.tasks:
+            self.since_s = task.sent_s
+        self.tasks.append(task)
+        self.num_current += 1
+
+    def note_build(self, build_s: float, *, in_order: bool) -> None:
+        """Record how long it took to build a batch."""
+        if math.isinf(self.build_s):
+            self.build_s = build_s
+        else:
+            self.deviation_s += 0.2 * (abs(build_s - self.build_s) - self.deviation_s)
+            self.build_s += 0.2 * (build_s - self.build_s)
+        if in_order and self.deviation_s > STEADY_S:
+            self.max_tasks = 1
+        elif self.build_s >= QUEUED_S:  # nearly always
+            self.max_tasks = MIN_TASKS
+        else:
+            self.max_tasks = min(1 + math.ceil(QUEUED_S / self.build_s), MAX_TASKS) if self.build_s > 0 else MAX_TASKS
 
 
-class Queues:
-    """The tasks of all workers, and the open workers in a heap, by load.
+Load = tuple[int, int, int, int]
 
-    The time to find the worker with the least to do hardly depends on the number of workers, under these rules. For
-    batches that were lost, which are rare, each worker is looked at.
 
-    - A worker that gets more to do keeps its entry. `_least` corrects the entry when it is the first one.
-    - A worker that gets less to do gets another entry. `_least` removes the old one when it is the first one.
-    - A worker without room loses its entry when that is the first one. It gets another when it has room again.
+def load_of(worker: Worker) -> Load:
+    """Return how much a worker has to do. Of several workers, the one with the least gets the next task."""
+    return len(worker.tasks), worker.num_ready, worker.worker_id, worker.serial
 
-    So no entry of a worker with room is beyond its load, and the first one that is right belongs to the least load.
+
+class Workers:
+    """All workers but those that are GONE, and their loads in a heap.
+
+    The time to find the worker with the least to do hardly depends on the number of workers. Each one that has room has
+    its load, or one that it had before and that is less, in the heap. What isn't right any more is removed or corrected
+    once it is the first entry. For batches that were lost, which are rare, and those that only one worker may build,
+    each worker is looked at.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._queues: dict[int, Queue] = {}
-        """By the worker's serial number."""
-        self._by_id: dict[int, list[Queue]] = {}
-        """The open workers with each id. One, apart from short times."""
-        self._entries: list[Load] = []
-        """A heap."""
+        self.limits = limits
+        """`use_limits` replaces them."""
+        self.by_serial: dict[int, Worker] = {}
+        """By serial number. A worker is known from its first event on."""
+        self._heap: list[Load] = []
+        self._entries: set[Load] = set()
+        """The same, so that none is there twice."""
         self._share = 1
         """How many tasks of the current generation a worker may have. With more, it would have a task waiting while
         another one has none, and the limit is used up."""
-        self._note_number()
 
-    # Workers
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.by_serial.values())
 
     def use_limits(self, limits: Limits) -> None:
         """Hold to these limits from now on."""
-        self._limits = limits
-        self._note_number()
-        self._look_again()
+        self.limits = limits
+        self._share_out()
 
-    def add(self, serial: int, worker_id: int) -> None:
-        """Give tasks to this worker from now on."""
-        self._queues[serial] = Queue(serial, worker_id, self._task_limit(math.inf, 0.0))
-        self.reopen(serial)
-        self._note_number()
+    def meet(self, serial: int, worker_id: int) -> Worker:
+        """Return the record of a worker. Its first event makes it."""
+        worker = self.by_serial.setdefault(serial, Worker(serial, worker_id))
+        self._share_out()
+        return worker
 
-    def reopen(self, serial: int) -> None:
-        """Give tasks to a worker that was retired. Idempotent."""
-        queue = self._queues[serial]
-        if not queue.is_open:
-            queue.is_open = True
-            self._by_id.setdefault(queue.worker_id, []).append(queue)
-            self._note_less(queue)
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker. Idempotent."""
+        self.by_serial.pop(worker.serial, None)
+        self._share_out()
 
-    def retire(self, serial: int) -> None:
-        """Give this worker, which may be unknown, no more tasks. It may still answer those that it has. Idempotent."""
-        queue = self._queues.get(serial)
-        if queue is None or not queue.is_open:
-            return
-        queue.is_open, queue.entry = False, None
-        namesakes = self._by_id[queue.worker_id]
-        namesakes.remove(queue)
-        if not namesakes:
-            del self._by_id[queue.worker_id]
+    def _share_out(self) -> None:
+        """Look at each worker: there are others, or other limits, or all may have less to do than before."""
+        num_workers = len(self.by_serial)
+        self._share = self.limits.share(num_workers) if num_workers >= self.limits.num_expected else 1
+        self._heap = sorted(map(load_of, self))
+        self._entries = set(self._heap)
 
-    def remove(self, serial: int) -> list[Task]:
-        """Forget a worker, which may be unknown. Return its tasks."""
-        self.retire(serial)
-        queue = self._queues.pop(serial, None)
-        self._note_number()
-        return [] if queue is None else list(queue.tasks)
-
-    def _note_number(self) -> None:
-        """Share out the tasks again: there is another number of workers, or there are other limits."""
-        before, num_workers = self._share, len(self._queues)
-        self._share = self._limits.share(num_workers) if num_workers >= self._limits.num_expected else 1
-        if self._share > before:
-            self._look_again()
-
-    # Tasks
+    def _note_load(self, worker: Worker) -> None:
+        """Have the worker in the heap under its load, unless it has no room anyway."""
+        load = len(worker.tasks), worker.num_ready, worker.worker_id, worker.serial
+        if worker.num_current < worker.max_tasks and load not in self._entries:
+            self._entries.add(load)
+            heappush(self._heap, load)
 
     def begin(self) -> None:
         """Count none of the tasks and batches so far: they belong to earlier generations."""
-        for queue in self._queues.values():
-            queue.num_current = queue.num_ready = 0
-        self._look_again()
+        for worker in self:
+            worker.num_current = worker.num_ready = 0
+        self._share_out()
 
-    def push(self, serial: int, task: Task) -> None:
-        """Record that a worker gets a task of the current generation."""
-        queue = self._queues[serial]
-        queue.tasks.append(task)
-        queue.num_current += 1
-
-    def pop(
-        self, serial: int, task: Task, *, is_current: bool, is_ready: bool = False, build_s: float | None = None
-    ) -> None:
+    def pop(self, worker: Worker, batch: Delivery | None, build_s: float | None, now_s: float) -> None:
         """Remove the oldest task of a worker, which has answered it.
 
-        `serial`: the worker's. `is_current`: the task belongs to the current generation. `is_ready`: there is a batch,
-        which is READY now. `build_s`: how long the worker took for it; None if it has built none. Raises
-        `ProtocolError` if the worker answers another task.
+        `batch`: the task's; None if it belongs to an earlier generation. `build_s`: how long the worker took for a
+        batch; None if it has built none.
         """
-        queue = self._queues.get(serial)
-        if queue is None or not queue.tasks or queue.tasks[0] != task:
-            raise ProtocolError(f"worker {serial} answered task {task}, but its next task is {self.first(serial)}")
-        queue.tasks.popleft()
+        worker.tasks.popleft()
+        worker.since_s = now_s
+        if batch is not None:
+            worker.num_current -= 1
+            worker.num_ready += batch.state is BatchState.READY
         if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
-            if math.isinf(queue.build_s):
-                queue.build_s = build_s
-            else:
-                queue.deviation_s += 0.2 * (abs(build_s - queue.build_s) - queue.deviation_s)
-                queue.build_s += 0.2 * (build_s - queue.build_s)
-            queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
-        if is_current:
-            queue.num_current -= 1
-            queue.num_ready += is_ready
-        self._note_less(queue)
+            worker.note_build(build_s, in_order=self.limits.in_order)
+        self._note_load(worker)
 
     def note_delivered(self, serial: int) -> None:
         """Count one READY batch of a worker less. The worker may be gone."""
-        queue = self._queues.get(serial)
-        if queue is not None:
-            queue.num_ready -= 1
-            self._note_less(queue)
+        worker = self.by_serial.get(serial)
+        if worker is not None:
+            worker.num_ready -= 1
+            self._note_load(worker)
 
-    def first(self, serial: int) -> Task | None:
-        """Return the oldest task of a worker; None if it has none or is gone."""
-        queue = self._queues.get(serial)
-        return queue.tasks[0] if queue is not None and queue.tasks else None
-
-    def busy(self) -> list[int]:
+    def busy(self) -> list[Worker]:
         """Return the workers that have tasks of the current generation."""
-        return [serial for serial, queue in self._queues.items() if queue.num_current]
+        return [worker for worker in self if worker.num_current]
 
     @property
     def fastest_build_s(self) -> float:
         """How long the fastest worker takes for a batch; infinite before the first one."""
-        return min((queue.build_s for queue in self._queues.values()), default=math.inf)
+        return min((worker.build_s for worker in self), default=math.inf)
 
-    def _task_limit(self, build_s: float, deviation_s: float) -> int:
-        if self._limits.in_order and deviation_s > STEADY_S:
-            return 1
-        if build_s >= QUEUED_S:  # nearly always
-            return MIN_TASKS
-        return min(1 + math.ceil(QUEUED_S / build_s), MAX_TASKS) if build_s > 0 else MAX_TASKS
-
-    # The worker with the least to do
-
-    def pick(self, work: Work, *, is_lost: bool = False) -> int | None:
+    def pick(self, work: Work, *, is_lost: bool = False) -> Worker | None:
         """Return the worker with the least to do among those that have room and may build this. None: there is none.
 
         Of equals, it is the one with the lowest id. If the batch is lost, a worker may have any number of READY ones.
         """
         worker_id = None if isinstance(work, PlannedWork) else work.worker_id
-        if worker_id is None and not is_lost:
-            return self._least()
-        max_ready = math.inf if is_lost else self._limits.max_ready_per_worker
-        loads = [
-            (len(queue.tasks), queue.num_ready, queue.worker_id, queue.serial)
-            for queue in (self._queues.values() if worker_id is None else self._by_id.get(worker_id, ()))
-            if queue.is_open
-            and queue.num_ready < max_ready
-            # What only this worker may build may as well wait there.
-            and queue.num_current < min(queue.max_tasks if worker_id is None else MAX_TASKS, self._share)
-            and len(queue.tasks) < MAX_HELD
-        ]
-        return min(loads)[3] if loads else None
-
-    def _least(self) -> int | None:
-        """Return the worker with the least to do; None if none has room."""
-        entries = self._entries
-        while entries:
-            entry = entries[0]
-            queue = self._queues.get(entry[3])
-            if queue is None or queue.entry is not entry:
-                heappop(entries)
-                continue
-            num_tasks, num_ready, num_current = len(queue.tasks), queue.num_ready, queue.num_current
-            has_room = num_current < queue.max_tasks and num_current < self._share and num_tasks < MAX_HELD
-            if not has_room or num_ready >= self._limits.max_ready_per_worker:
-                heappop(entries)
-                queue.entry = None
-            elif num_tasks == entry[0] and num_ready == entry[1]:
-                return entry[3]
-            else:
-                queue.entry = num_tasks, num_ready, queue.worker_id, queue.serial
-                heapreplace(entries, queue.entry)
+        max_ready = math.inf if is_lost else self.limits.max_ready_per_worker
+        if worker_id is not None:
+            for one in self.by_serial.values():  # what only this one may build may as well wait there
+                if one.worker_id == worker_id and one.has_room(MAX_TASKS, self._share, max_ready):
+                    return one
+            return None
+        if is_lost:
+            free = (worker for worker in self if worker.has_room(worker.max_tasks, self._share, max_ready))
+            return min(free, key=load_of, default=None)
+        while self._heap:
+            num_tasks, num_ready, _, serial = self._heap[0]
+            worker = self.by_serial.get(serial)
+            if worker is not None and worker.has_room(worker.max_tasks, self._share, max_ready):
+                if num_tasks == len(worker.tasks) and num_ready == worker.num_ready:
+                    return worker
+                self._note_load(worker)  # it has more to do, in truth
+            self._entries.discard(heappop(self._heap))
         return None
 
-    def _note_less(self, queue: Queue) -> None:
-        """Record that a worker, which may be retired, has less to do than before. For each batch, so it is quick."""
-        num_tasks, num_current, num_ready = len(queue.tasks), queue.num_current, queue.num_ready
-        if num_current >= queue.max_tasks or num_current >= self._share or num_tasks >= MAX_HELD or not queue.is_open:
-            return
-        if num_ready >= self._limits.max_ready_per_worker:
-            return
-        load = num_tasks, num_ready, queue.worker_id, queue.serial
-        if queue.entry is None or load < queue.entry:
-            queue.entry = load
-            heappush(self._entries, load)
-            if len(self._entries) > 2 * len(self._queues) + MIN_ENTRIES:
-                self._look_again()
-
-    def _look_again(self) -> None:
-        """Look at each worker: many may have less to do than before. O(workers)."""
-        self._entries.clear()
-        for queue in self._queues.values():
-            queue.entry = None
-            self._note_less(queue)
-
     def __repr__(self) -> str:
-        return ", ".join(f"worker {serial}: {len(queue.tasks)}" for serial, queue in self._queues.items()) or "none"
+        return ", ".join(f"worker {worker.serial}: {len(worker.tasks)}" for worker in self) or "none"

@@ -9,138 +9,19 @@ why not. After `Fail`, batches that are ready are still delivered.
     RUNNING ──a failure──► FAILED; both ──close──► CLOSED
 
 Not thread-safe: the caller holds its lock around each call. It carries out the actions after the release, in order.
-
-The states of a worker:
-
-    STARTING ──ready──► READY ──kill──► KILLED
-       │                  │               │
-       └───disconnect─────┴──disconnect───┴──abandon──► REAPED ──end──► GONE
-
-    READY ◄──leave, stay──► LEAVING ──dismiss──► DISMISSED ──disconnect──► PARTING ──end──► GONE
-
-A worker that leaves finishes its tasks first. Until it is dismissed, it may also be killed or disconnect, as a READY
-one. Only `WORKER_STATES` moves a worker.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from swift_loader.errors import ProtocolError
-from swift_loader.sampling.work import Work, WorkSource, key_of
+from swift_loader.sampling.work import WorkSource, key_of
 from swift_loader.scheduler import messages
-from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.queues import Limits
-
-
-class WorkerState(str, Enum):
-    """Where a worker is in its life."""
-
-    STARTING = "starting"
-    """Its process may exist. It gets no task yet."""
-    READY = "ready"
-    """It does the tasks that it gets, in the order in which they were sent."""
-    KILLED = "killed"
-    """It hung and was killed. It gets no more tasks, but answers may still arrive."""
-    LEAVING = "leaving"
-    """It isn't wanted any more. It finishes the tasks that it has, and gets no others."""
-    DISMISSED = "dismissed"
-    """It has finished them, and is to end."""
-    PARTING = "parting"
-    """The executor finds out how it ended after it was dismissed. That isn't a death."""
-    REAPED = "reaped"
-    """The executor finds out how it ended. Until then its batches aren't given to others."""
-    GONE = "gone"
-
-
-class WorkerMove(str, Enum):
-    """What moves a worker to another state."""
-
-    READY = "ready"
-    KILL = "kill"
-    DISCONNECT = "disconnect"
-    ABANDON = "abandon"
-    """SIGKILL didn't end it in time."""
-    LEAVE = "leave"
-    STAY = "stay"
-    DISMISS = "dismiss"
-    END = "end"
-
-
-WORKER_STATES: dict[tuple[WorkerState, WorkerMove], WorkerState] = {
-    (WorkerState.STARTING, WorkerMove.READY): WorkerState.READY,
-    (WorkerState.READY, WorkerMove.KILL): WorkerState.KILLED,
-    (WorkerState.STARTING, WorkerMove.DISCONNECT): WorkerState.REAPED,
-    (WorkerState.READY, WorkerMove.DISCONNECT): WorkerState.REAPED,
-    (WorkerState.KILLED, WorkerMove.DISCONNECT): WorkerState.REAPED,
-    (WorkerState.KILLED, WorkerMove.ABANDON): WorkerState.REAPED,
-    # The stream of an abandoned worker may end before the executor stops listening to it.
-    (WorkerState.REAPED, WorkerMove.DISCONNECT): WorkerState.REAPED,
-    (WorkerState.REAPED, WorkerMove.END): WorkerState.GONE,
-    (WorkerState.READY, WorkerMove.LEAVE): WorkerState.LEAVING,
-    (WorkerState.LEAVING, WorkerMove.STAY): WorkerState.READY,
-    (WorkerState.LEAVING, WorkerMove.KILL): WorkerState.KILLED,
-    (WorkerState.LEAVING, WorkerMove.DISCONNECT): WorkerState.REAPED,
-    (WorkerState.LEAVING, WorkerMove.DISMISS): WorkerState.DISMISSED,
-    (WorkerState.DISMISSED, WorkerMove.DISCONNECT): WorkerState.PARTING,
-    # Two threads may see the end of a stream, if one takes over from the other at this moment.
-    (WorkerState.PARTING, WorkerMove.DISCONNECT): WorkerState.PARTING,
-    (WorkerState.PARTING, WorkerMove.END): WorkerState.GONE,
-}
-
-
-@dataclass(slots=True)
-class Worker:
-    """What the scheduler knows about a worker, apart from its tasks."""
-
-    serial: int
-    """Unique among all workers. A replacement is another worker."""
-    worker_id: int
-    """Which of the n workers it is, from 0. Its replacement has the same id."""
-    state: WorkerState = WorkerState.STARTING
-    sent_s: deque[float] = field(default_factory=deque)
-    """When the unanswered tasks were sent."""
-    answered_s: float = 0.0
-    """When it last answered."""
-    killed_s: float | None = None
-    """When it was killed because it hung."""
-    stall: messages.Stall | None = None
-    """Why it was killed."""
-    work: Work | None = None
-    """What it was building when it disconnected."""
-
-    def move(self, move: WorkerMove) -> None:
-        """Go to the next state. Raises `ProtocolError` if there is no such move from this state."""
-        state = WORKER_STATES.get((self.state, move))
-        if state is None:
-            raise ProtocolError(f"worker {self.serial} is {self.state.value}, which {move.value} can't follow")
-        self.state = state
-
-    @property
-    def busy_since_s(self) -> float:
-        """When it was killed, or else began its oldest task; infinite if it has none."""
-        if self.killed_s is not None:
-            return self.killed_s
-        return max(self.sent_s[0], self.answered_s) if self.sent_s else math.inf
-
-    def note_answer(self, now_s: float) -> None:
-        """Record that it has answered its oldest task."""
-        self.answered_s = now_s
-        self.sent_s.popleft()
-
-    def postpone(self, seconds: float) -> None:
-        """Treat its tasks as sent this much later, because the trainer was stopped and perhaps the worker too."""
-        self.answered_s += seconds
-        if self.killed_s is not None:
-            self.killed_s += seconds
-        self.sent_s = deque(sent_s + seconds for sent_s in self.sent_s)
-
+from swift_loader.scheduler.queues import Limits, Worker, WorkerMove, Workers, WorkerState
 
 _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
 
@@ -181,7 +62,7 @@ class Scheduler:
         self.limits = settings.limits
         """`resize` replaces them. Their `in_order` never changes."""
         self.state = SchedulerState.RUNNING
-        self.ledger = Ledger(settings.limits)
+        self.ledger = Ledger(Workers(settings.limits))
         """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
         counts_waits = not settings.leaves_stalled_out
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s, counts_waits=counts_waits)
@@ -191,8 +72,6 @@ class Scheduler:
         self._settings = settings
         self._num_wanted = settings.num_workers
         """The ids below are wanted. Each is that of one worker at most, or of one that is being started."""
-        self._workers: dict[int, Worker] = {}
-        """By serial number; all but those that are GONE. A worker is known from its first event on."""
         self._starting = set(range(settings.num_workers or 0))
         """Ids of workers that were started, and of which nothing was heard yet."""
         self._actions: list[messages.Action] = []
@@ -208,9 +87,12 @@ class Scheduler:
         """
         if not keeps_meaning:
             self._restarts.forget_batches()
-            for worker in self._workers.values():
+            for worker in self.ledger.workers:
                 worker.work = None
-        return self.ledger.begin(source)
+        dropped, workers = self.ledger.in_flight(), self.ledger.workers
+        workers.begin()
+        self.ledger = Ledger(workers, self.ledger.generation + 1, source)
+        return dropped
 
     def fail(self, cause: messages.WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
@@ -221,16 +103,14 @@ class Scheduler:
     def close(self) -> list[Any]:
         """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
         self.state = SchedulerState.CLOSED
-        dropped = [*self.ledger.in_flight(), *self._actions]
-        # The workers stay: a signal handler may close the loader while this thread handles an event of one.
-        self.ledger, self._actions = Ledger(self.limits), []
+        dropped = [self.ledger, *self._actions]
+        self.ledger, self._actions = Ledger(Workers(self.limits)), []
         return dropped
 
     def renew(self) -> list[Any]:
         """Forget all workers and what is in flight, because others are started. Return the same as `begin`."""
-        dropped = [*self.ledger.in_flight(), *self._actions]
-        self.ledger = Ledger(self.limits, self.ledger.generation)
-        self._workers, self._actions = {}, []
+        dropped = [self.ledger, *self._actions]
+        self.ledger, self._actions = Ledger(Workers(self.limits), self.ledger.generation), []
         self._starting = set(range(self._num_wanted or 0))
         return dropped
 
@@ -248,9 +128,9 @@ class Scheduler:
         self.ledger.use_limits(limits)
         if self.state is SchedulerState.FAILED:
             return
-        for worker in self._workers.values():
+        for worker in self.ledger.workers:
             self._keep_or_leave(worker)
-        taken = self._starting.union(worker.worker_id for worker in self._workers.values())
+        taken = self._starting.union(worker.worker_id for worker in self.ledger.workers)
         for worker_id in range(num_workers):
             if worker_id not in taken:
                 self._restarts.forget_worker(worker_id)
@@ -267,15 +147,13 @@ class Scheduler:
         is_wanted = self._is_wanted(worker)
         if worker.state is WorkerState.READY and not is_wanted:
             worker.move(WorkerMove.LEAVE)
-            self.ledger.queues.retire(worker.serial)
             self._dismiss_if_done(worker)
         elif worker.state is WorkerState.LEAVING and is_wanted:
             worker.move(WorkerMove.STAY)
-            self.ledger.queues.reopen(worker.serial)
 
     def _dismiss_if_done(self, worker: Worker) -> None:
         """Let a worker go that is leaving, once it has answered all tasks."""
-        is_done = worker.state is WorkerState.LEAVING and not worker.sent_s
+        is_done = worker.state is WorkerState.LEAVING and not worker.tasks
         if is_done and self.state is not SchedulerState.FAILED:
             worker.move(WorkerMove.DISMISS)
             self._actions.append(messages.Dismiss(worker.serial))
@@ -292,19 +170,11 @@ class Scheduler:
 
         Raises what the source of work raised. What was decided before comes with the next call.
         """
-        actions = self._actions
         if self.state is SchedulerState.RUNNING:
-            sends: list[messages.Send] = []
-            try:
-                self.ledger.assign(sends)
-            finally:
-                for send in sends:
-                    self._workers[send.worker].sent_s.append(now_s)
-                    send.sent_s = now_s
-                actions += sends
-        if not actions:
+            self.ledger.assign(self._actions, now_s)
+        if not self._actions:
             return []
-        self._actions = []
+        actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: messages.Event, now_s: float) -> None:
@@ -315,24 +185,18 @@ class Scheduler:
         if self.state is SchedulerState.CLOSED:
             return
         match event:
-            case messages.Answered():
-                batch = self.ledger.complete(event)
-                worker = self._workers[event.worker]
-                if batch is not None and batch.work is not None and self._restarts.is_counting:
-                    self._restarts.note_batch(worker.worker_id, key_of(batch.work))
-                self._note_answer(worker, now_s, batch)
+            case messages.Answered() | messages.NoBatch():
+                task, worker = event.task, self.ledger.take_in(event, now_s)
+                is_needed = task.generation == self.ledger.generation
+                if is_needed and self._restarts.is_counting and isinstance(event, messages.Answered):
+                    self._restarts.note_batch(worker.worker_id, key_of(task.work))
+                if worker.state is WorkerState.LEAVING:
+                    self._dismiss_if_done(worker)
             case messages.SampleFailed():
                 self.ledger.note_failure(event)
-            case messages.Skipped():
-                self.ledger.skip(event)
-                self._note_answer(self._workers[event.worker], now_s)
-            case messages.StreamEnded():
-                self.ledger.end_shard(event)
-                self._note_answer(self._workers[event.worker], now_s)
             case messages.Ready():
                 worker = self._meet(event)
                 worker.move(WorkerMove.READY)
-                self.ledger.queues.add(event.worker, event.worker_id)
                 self._keep_or_leave(worker)  # it may have been dismissed while it started
             case messages.Disconnected():
                 self._lose(self._meet(event), WorkerMove.DISCONNECT)
@@ -344,16 +208,8 @@ class Scheduler:
                 self.fail(event.error)
 
     def _meet(self, event: messages.Ready | messages.Disconnected) -> Worker:
-        """Return the record of a worker. Its first event makes it."""
         self._starting.discard(event.worker_id)
-        return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
-
-    def _note_answer(self, worker: Worker, now_s: float, batch: Delivery | None = None) -> None:
-        if batch is not None and batch.error is not None and batch.build_s is None:
-            batch.build_s = now_s - worker.busy_since_s
-        worker.note_answer(now_s)
-        if worker.state is WorkerState.LEAVING:
-            self._dismiss_if_done(worker)
+        return self.ledger.workers.meet(event.worker, event.worker_id)
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
         """Give a worker no more tasks, and ask how it ended."""
@@ -361,21 +217,21 @@ class Scheduler:
         worker.move(move)
         if not is_known:
             # Its batches are LOST only when it is replaced: one that kills workers must not reach another one first.
-            self.ledger.queues.retire(worker.serial)
-            worker.work = self.ledger.work_of(worker.serial)
+            worker.work = self.ledger.work_of(worker)
             self._actions.append(messages.Reap(worker.serial))
 
     def _take_ended(self, event: messages.Ended, now_s: float) -> None:
-        worker = self._workers.get(event.worker)
+        worker = self.ledger.workers.by_serial.get(event.worker)
         if worker is None:  # of one that was there before others took its place
             return
-        was_dismissed = worker.state is WorkerState.PARTING
+        was_dismissed, is_given_up, stall = worker.state is WorkerState.PARTING, False, worker.stall
         worker.move(WorkerMove.END)
-        is_given_up = worker.stall is not None and (self._settings.leaves_stalled_out or worker.stall.is_of_sample)
-        if is_given_up:
-            self._leave_out(worker, now_s)
-        del self._workers[worker.serial]
-        num_lost = self.ledger.remove_worker(worker.serial)
+        if stall is not None:
+            is_given_up = self._settings.leaves_stalled_out or stall.is_of_sample
+            is_left_out = is_given_up and stall.error is not None and not stall.is_of_sample
+            if is_left_out and stall.work is not None and stall.work is self.ledger.work_of(worker):
+                self.handle(messages.Answered(worker.tasks[0], error=stall.error, build_s=stall.busy_s), now_s)
+        num_lost = self.ledger.remove_worker(worker)
         if self.state is SchedulerState.FAILED:
             return
         is_wanted = self._is_wanted(worker)
@@ -399,14 +255,6 @@ class Scheduler:
         if is_wanted:
             self._start(worker.worker_id)
 
-    def _leave_out(self, worker: Worker, now_s: float) -> None:
-        """Answer with the stall's error what a worker was killed for, unless it has answered in time after all."""
-        stall, task = worker.stall, self.ledger.queues.first(worker.serial)
-        if stall is None or stall.error is None or stall.is_of_sample or stall.work is None or task is None:
-            return
-        if self.ledger.work_of(worker.serial) is stall.work:
-            self.handle(messages.Answered(worker.serial, *task, error=stall.error, build_s=stall.busy_s), now_s)
-
     def _take_template_ended(self, event: messages.TemplateEnded) -> None:
         if self.state is SchedulerState.FAILED:
             return
@@ -423,18 +271,18 @@ class Scheduler:
     def wake(self, now_s: float) -> None:
         """Record that the loop runs again. If the process was stopped, the workers get more time."""
         if stopped_s := self.watchdog.wake(now_s):
-            for worker in self._workers.values():
-                worker.postpone(stopped_s)
+            for worker in self.ledger.workers:
+                worker.since_s += stopped_s
 
     def tick(self, now_s: float) -> None:
         """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
         if now_s < self.watchdog.deadline_s or self.state is not SchedulerState.RUNNING:
             return
-        serials = set(self.ledger.queues.busy() if self._settings.leaves_stalled_out else self.ledger.awaited())
+        judged = self.ledger.workers.busy() if self._settings.leaves_stalled_out else self.ledger.awaited()
         awaited = [
             worker
-            for worker in self._workers.values()
-            if worker.state is WorkerState.KILLED or (worker.state in _AT_WORK and worker.serial in serials)
+            for worker in self.ledger.workers
+            if worker.state is WorkerState.KILLED or (worker.state in _AT_WORK and worker in judged)
         ]
         for worker in awaited:
             self._judge_worker(worker, now_s)
@@ -443,10 +291,10 @@ class Scheduler:
             stall = messages.Stall(None, self.ledger.head(), now_s - self.watchdog.began_s)
             if judgement is not Judgement.NOTHING:
                 self._actions.append(messages.GiveUp(stall) if judgement is Judgement.GIVE_UP else messages.Warn(stall))
-        self.watchdog.plan_next_check([worker.busy_since_s for worker in awaited], now_s)
+        self.watchdog.plan_next_check([worker.since_s for worker in awaited], now_s)
 
     def _judge_worker(self, worker: Worker, now_s: float) -> None:
-        since_s = worker.busy_since_s
+        since_s = worker.since_s
         judgement = self.watchdog.judge(worker.serial, since_s, now_s)
         if judgement is Judgement.GIVE_UP:
             self.watchdog.start_over(now_s)
@@ -457,7 +305,7 @@ class Scheduler:
         if self._settings.replaces_stalled and self.watchdog.is_half_over(worker.serial, since_s, now_s):
             self._actions.append(messages.Look(worker.serial))
         if judgement is not Judgement.NOTHING:
-            stall = messages.Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)
+            stall = messages.Stall(worker.serial, self.ledger.work_of(worker), now_s - since_s)
             if judgement is Judgement.WARN:
                 self._actions.append(messages.Warn(stall))
                 return
@@ -465,8 +313,7 @@ class Scheduler:
                 self._actions.append(messages.GiveUp(stall))
                 return
             worker.move(WorkerMove.KILL)
-            worker.killed_s, worker.stall = now_s, stall
-            self.ledger.queues.retire(worker.serial)
+            worker.since_s, worker.stall = now_s, stall
             self._actions.append(messages.Kill(worker.serial, stall))
 
     def __repr__(self) -> str:

@@ -134,15 +134,8 @@ class Identity(Message):
 
 
 @dataclass(slots=True)
-class Skipped(Message):
-    """The worker's oldest task belonged to an abandoned epoch."""
-
-    generation: int
-
-
-@dataclass(slots=True)
-class StreamEnded(Message):
-    """The worker's shard of the stream had no batch left for its oldest task."""
+class NoBatch(Message):
+    """The worker has none for its oldest task, which belonged to an abandoned epoch, or lay beyond its shard's end."""
 
     generation: int
     sequence: int

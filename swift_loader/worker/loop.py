@@ -101,7 +101,7 @@ class TaskLoop:
         return bool(self._queue)
 
     def serve(self) -> None:
-        """Answer the tasks in the order received, each with a `Batch`, `Failure`, `StreamEnded` or `Skipped`."""
+        """Answer the tasks in the order received, each with a `Batch`, `Failure` or `NoBatch`."""
         while self.refill(wait=True):
             self.do_next()
 
@@ -111,7 +111,7 @@ class TaskLoop:
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
         if task.generation < newest:
-            self._channel.send(messages.Skipped(task.generation).pack())
+            self._channel.send(messages.NoBatch(task.generation, task.sequence).pack())
         else:
             answer = self._answer(task).pack()
             failpoint("worker.after-commit")
@@ -154,7 +154,7 @@ class TaskLoop:
         else:
             raise ProtocolError(f"a worker was sent {type(message).__name__}")
 
-    def _answer(self, task: Task) -> Batch | messages.Failure | messages.StreamEnded:
+    def _answer(self, task: Task) -> Batch | messages.Failure | messages.NoBatch:
         try:
             while self._plans and self._plans[0].generation <= task.generation:
                 plan = self._plans.popleft()
@@ -165,7 +165,7 @@ class TaskLoop:
                 self._channel.send(messages.State(state).pack())
             return batch
         except StreamEnd:
-            return messages.StreamEnded(task.generation, task.sequence)
+            return messages.NoBatch(task.generation, task.sequence)
         except BuildError as failed:
             self._report(failed.failures, task)
             error, definitions = failed.__cause__ or failed, self._builder.definitions

@@ -169,10 +169,9 @@ class Killer:
 
     def _batches_of(self, worker: Handle) -> list[Hashable]:
         ledger = self._scheduler.ledger
-        known = ledger.queues._queues.get(worker.serial)
+        known = ledger.workers.by_serial.get(worker.serial)
         tasks = known.tasks if known is not None else ()
-        batches = [ledger._batches.get(sequence) for generation, sequence in tasks if generation == ledger.generation]
-        return [key_of(batch.work) for batch in batches if batch is not None and batch.work is not None]
+        return [key_of(task.work) for task in tasks if task.generation == ledger.generation]
 
     def _kill(self, victims: list[Handle]) -> list[Handle]:
         self._struck.update(victim.serial for victim in victims)

@@ -11,7 +11,7 @@ from typing import Any
 from swift_loader import SwiftLoader
 from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.threads import ThreadExecutor
-from swift_loader.scheduler.scheduler import WorkerState
+from swift_loader.scheduler.queues import WorkerState
 from tests.support.datasets import Counting
 from tests.support.helpers import wait_until
 
@@ -51,7 +51,7 @@ def workers_of(loader: SwiftLoader) -> list[Any]:
 
 def num_ready(loader: SwiftLoader) -> int:
     assert loader._session is not None
-    workers = list(loader._session.dispatcher._scheduler._workers.values())
+    workers = list(loader._session.dispatcher._scheduler.ledger.workers)
     return sum(worker.state is WorkerState.READY for worker in workers)
 
 

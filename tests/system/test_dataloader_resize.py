@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, g
 
 from swift_loader import DataLoader
 from swift_loader.dataloader.sources import SamplerSource
-from swift_loader.scheduler.scheduler import WorkerState
+from swift_loader.scheduler.queues import WorkerState
 from tests.support.helpers import HANG_S, LIKE_A_FORK, wait_until
 from tests.support.resizing import calling
 
@@ -100,7 +100,7 @@ def num_serving(loader: DataLoader[Any]) -> int:
     assert isinstance(loader._latest, SamplerSource)
     workers = loader._latest.workers
     assert workers is not None
-    of_scheduler = list(workers.dispatcher._scheduler._workers.values())
+    of_scheduler = list(workers.dispatcher._scheduler.ledger.workers)
     return sum(worker.state is WorkerState.READY for worker in of_scheduler)
 
 

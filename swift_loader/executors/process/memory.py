@@ -55,14 +55,13 @@ class LeaseBook:
         self._ended: deque[int] = deque()
         self._shared: deque[int] = deque()
         """Those of the ended that a forked child may have."""
-        self._forks = FORKS  # kept: at exit, the module's names may be gone
 
     def lease(self, slot: int, segment: Segment, used: int | None = None) -> NDArray[np.uint8]:
         """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists.
 
         `used`: how many bytes of it the batch fills; None: all.
         """
-        lease = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used), self._forks)
+        lease = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used), FORKS)
         self._held[slot] = lease
         self._largest = max(self._largest, segment.nbytes)
         leased = Leased.over(segment.memory, segment.nbytes, segment, partial(self._end, lease), slot)
@@ -70,7 +69,7 @@ class LeaseBook:
         return leased
 
     def _end(self, lease: Lease, slot: int) -> None:
-        is_shared = lease.seen_since is not None and self._forks.may_have_seen(lease.seen_since)
+        is_shared = lease.seen_since is not None and lease.forks.may_have_seen(lease.seen_since)
         if is_shared:
             self._shared.append(slot)  # first, see `not_free`
         if self._held.get(slot) is lease:  # a retired slot's number may be another one's by now

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.handle import Handle, ResumePoints
-from swift_loader.executors.wording import BEFORE_TASKS, Explainer
+from swift_loader.executors.wording import Explainer
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.runtime import is_interrupt
-from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, Ready, SampleFailed, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Answered, Event, ExecutorFailed, NoBatch, Ready, SampleFailed
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
-from swift_loader.transport.messages import Batch, BuildReport, Received, unpack
+from swift_loader.transport.messages import Batch, BuildReport, FailureStage, Received, unpack
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.torch_worker import is_inference_mode, ordinary_tensors
 
@@ -166,18 +166,13 @@ class MessageReader:
             case messages.Ready():
                 return self._read_ready(worker, worker.note_ready(message, received.descriptors))
             case messages.SampleFailed():
-                generation, sequence = message.failure.generation, message.failure.sequence
-                if self._explainer.is_needed(generation) and worker.tasks:
-                    failure = self._explainer.sample_failure(message, worker)
-                    return SampleFailed(worker.serial, generation, sequence, failure)
+                if self._explainer.is_needed(message.failure.generation) and worker.tasks:
+                    task = worker.tasks[0]
+                    return SampleFailed(task, self._explainer.sample_failure(message, worker, task.work))
             case messages.Failure():
                 return self._read_failure(worker, message)
-            case messages.Skipped():
-                worker.note_answer()
-                return Skipped(worker.serial, message.generation)
-            case messages.StreamEnded():
-                worker.note_answer()
-                return StreamEnded(worker.serial, message.generation, message.sequence)
+            case messages.NoBatch():
+                return NoBatch(worker.answered(message.generation, message.sequence))
             case _:
                 who = self._explainer.who(worker)
                 raise ProtocolError(f"{who} sent an unexpected message: {type(message).__name__}")
@@ -191,32 +186,28 @@ class MessageReader:
         return Ready(worker.serial, worker.worker_id)
 
     def _read_failure(self, worker: Handle, failure: messages.Failure) -> Event:
-        error = self._explainer.failure(failure, worker)
-        if failure.stage in BEFORE_TASKS:
-            return ExecutorFailed(error)
-        worker.note_answer()
-        return Answered(worker.serial, failure.generation, failure.sequence, error=error)
+        if failure.stage in (FailureStage.BUILD, FailureStage.SET_UP):  # it takes no tasks
+            return ExecutorFailed(self._explainer.failure(failure, worker))
+        task = worker.answered(failure.generation, failure.sequence)
+        return Answered(task, error=self._explainer.failure(failure, worker, task))
 
     def read_batch(self, worker: Handle, batch: Batch) -> Event:
         """Return the event of a batch that a worker announces, see `read`."""
-        started_ns = time.perf_counter_ns()
+        started_ns, task = time.perf_counter_ns(), worker.answered(batch.generation, batch.sequence)
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
-        answer = Answered(worker.serial, batch.generation, batch.sequence)
+        answer, error = Answered(task), None
         if worker.state is not None:
             answer.snapshot, worker.state = worker.state, None
-            if worker.tasks:  # from now on, a replacement of the worker would begin with it
-                self._resumes.note(worker.worker_id, batch.generation, answer.snapshot, worker.tasks[0].work)
-        error = None
-        task = worker.tasks[0] if worker.tasks else None
-        if self._explainer.is_needed(batch.generation):
+            # From now on, a replacement of the worker would begin with it.
+            self._resumes.note(worker.worker_id, task.generation, answer.snapshot, task.work)
+        if self._explainer.is_needed(task.generation):
             error = self._decode(worker, batch, answer)
         else:
             worker.memory.discard(batch)
         decode_ns = time.perf_counter_ns() - started_ns
         answer.arrival = self._metrics.note_arrival(batch, task, worker.worker_id, started_ns, decode_ns)
-        worker.note_answer()
         if error is not None:
-            return Answered(worker.serial, batch.generation, batch.sequence, error=error)
+            return Answered(task, error=error)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return answer
 

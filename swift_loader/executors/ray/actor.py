@@ -294,12 +294,11 @@ class ActorHandle(Handle):
         """Return the event of a call that failed although the actor lives: above all, its result couldn't be stored."""
         if not self.tasks:
             return ExecutorFailed(error)
-        task = self.tasks[0]
-        self.note_answer()
+        task = self.answered(self.tasks[0].generation, self.tasks[0].sequence)
         if type(error).__name__ in ("ObjectStoreFullError", "OutOfDiskError"):
             error = SharedMemoryFull(
                 f"the object store of a Ray node has no room for a batch ({error}). Give the node more "
                 f"(`ray start --object-store-memory`), lower batch_size or data_queue_size (DataLoader: "
                 f"prefetch_factor), or keep fewer batches"
             )
-        return Answered(self.serial, task.generation, task.sequence, error=error)
+        return Answered(task, error=error)

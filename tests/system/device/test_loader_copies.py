@@ -146,7 +146,7 @@ def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
     device, depth = FakeDevice(lag=99), 3
     loader = start_on(device, data_queue_size=10, workers=3, max_nb_batch_on_device=depth, validate=False)
     workers = workers_of(loader)
-    ready = dispatcher_of(loader)._scheduler.ledger.queues._queues
+    ready = dispatcher_of(loader)._scheduler.ledger.workers.by_serial
     wait_until(lambda: len(ready) == len(workers), "the workers are ready")
     dispatcher_of(loader)._receivers.take()  # type: ignore[union-attr]
     batches = iter(loader)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.plan import Plan, PlanReader, Uneven
-from swift_loader.sampling.shuffle import Order
-from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips
+from swift_loader.sampling.skips import NO_SKIPS, Gaps, SkippedRange, Skips
 from tests.unit.sampling.test_plan import SETTINGS, plans_of_all_ranks, settings_of, whole_order
 
 ranges = st.builds(
@@ -24,7 +23,10 @@ ranges = st.builds(
     st.integers(1, 20),
 )
 some_ranges = st.lists(ranges, max_size=6)
-ORDER = Order(100, SETTINGS.order)
+
+
+def gaps_of(skips: Skips, epoch: int) -> Gaps:
+    return Plan.of(100, replace(SETTINGS, skips=skips)).gaps(epoch)
 
 
 def positions(skips: Skips, epoch: int) -> set[int]:
@@ -38,7 +40,7 @@ def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange],
     for epoch in range(3):
         wanted = {p for one in first + more if one.epoch == epoch for p in range(one.begin, one.end)}
         assert positions(skips, epoch) == wanted
-        assert skips.gaps(ORDER, epoch).num_positions == len(wanted)
+        assert gaps_of(skips, epoch).num_positions == len(wanted)
     ends = [(one.epoch, one.end) for one in skips.ranges]
     assert all((one.epoch, one.begin) not in ends for one in skips.ranges), "ranges that touch are one"
 
@@ -47,7 +49,7 @@ def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange],
 def test_places_count_what_is_not_skipped(skips: Skips, epoch: int) -> None:
     left = [position for position in range(100) if position not in positions(skips, epoch)]
     places = np.arange(len(left))
-    gaps = skips.gaps(ORDER, epoch)
+    gaps = gaps_of(skips, epoch)
     assert gaps.positions_of(places).tolist() == left
     assert [gaps.position_of(place) for place in places.tolist()] == left
     for position in range(100):

@@ -16,11 +16,10 @@ from swift_loader.scheduler.messages import (
     Disconnected,
     Ended,
     Event,
+    NoBatch,
     Ready,
     Send,
-    Skipped,
     Stall,
-    StreamEnded,
     TemplateEnded,
 )
 
@@ -107,9 +106,10 @@ class Judge:
             self.records[event.worker] = Record(event.worker_id)
         elif isinstance(event, Disconnected):
             self.records.setdefault(event.worker, Record(event.worker_id))
-        elif isinstance(event, (Answered, Skipped, StreamEnded)):
-            record = self.records[event.worker]
+        elif isinstance(event, (Answered, NoBatch)):
+            record = self.records[event.task.worker]
             task = record.unanswered.popleft()
+            assert task is event.task
             record.since_s = now_s
             if self.is_needed(task) and isinstance(event, Answered):
                 record.num_ready += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swift_loader.errors import ProtocolError, WorkerDied
-from swift_loader.sampling.work import StreamRounds, StreamWork, WorkSource
+from swift_loader.sampling.work import PlannedWork, StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.delivery import BatchState
 from swift_loader.scheduler.failures import MIN_STOPPED_S, Decision
 from swift_loader.scheduler.messages import (
@@ -24,16 +24,15 @@ from swift_loader.scheduler.messages import (
     Fail,
     GiveUp,
     Kill,
+    NoBatch,
     Ready,
     Reap,
     Release,
     ReplaceTemplate,
     SampleFailed,
     Send,
-    Skipped,
     Stall,
     Start,
-    StreamEnded,
     TemplateEnded,
     TemplateLost,
     Warn,
@@ -210,19 +209,19 @@ class World:
 
     def answers(self, process: Process, task: Send) -> list[Event]:
         """Return what a worker says about a task."""
-        serial, generation, sequence, work = process.serial, task.generation, task.sequence, unbound(task.work)
-        if generation < process.newest:
-            return [Skipped(serial, generation)]
+        work = unbound(task.work)
+        if task.generation < process.newest:
+            return [NoBatch(task)]
         if isinstance(work, StreamWork) and work.turn >= self.setting.lengths[work.worker_id]:
-            return [StreamEnded(serial, generation, sequence)]
+            return [NoBatch(task)]
         said: list[Event] = []
         if work.step % 3 == 0:
-            said.append(SampleFailed(serial, generation, sequence, ("sample", work)))
-        outcome = (self.judge.meanings[generation], work, serial)
+            said.append(SampleFailed(task, ("sample", work)))
+        outcome = (self.judge.meanings[task.generation], work, process.serial)
         if work.step % 5 == 4:
-            return [*said, Answered(serial, generation, sequence, error=ValueError(*outcome))]
+            return [*said, Answered(task, error=ValueError(*outcome))]
         build_s = (0.05 + 0.2 * (work.step % 2)) if self.setting.varies else 0.0005
-        return [*said, Answered(serial, generation, sequence, outcome, build_s=build_s)]
+        return [*said, Answered(task, outcome, build_s=build_s)]
 
     def end_template(self) -> None:
         self.tell(TemplateEnded(WorkerDied("the template")))
@@ -233,12 +232,9 @@ class World:
         """Have a worker answer twice, out of order, or what it wasn't asked."""
         record = self.judge.records.get(process.serial)
         tasks = list(record.unanswered)[1:] if record is not None else []
-        answered = [(0, 0), (self.judge.generation, 0), (self.judge.generation, len(self.judge.works))]
-        task = [*((one.generation, one.sequence) for one in tasks), *answered][which % (len(tasks) + 3)]
-        due = record.unanswered[0] if record is not None and record.unanswered else None
-        if self.is_over or process.is_cut_off or (due is not None and task == (due.generation, due.sequence)):
-            return
-        self.tell(Answered(process.serial, *task, "nonsense"), is_lie=True)
+        others = [Send(process.serial, self.judge.generation, sequence, PlannedWork(0, 0)) for sequence in (0, 99)]
+        if not self.is_over and not process.is_cut_off:
+            self.tell(Answered([*tasks, *others][which % (len(tasks) + 2)], "nonsense"), is_lie=True)
 
     def hear(self, process: Process) -> None:
         """Let the scheduler hear one thing that a worker has said."""

@@ -7,36 +7,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.errors import ProtocolError
 from swift_loader.sampling.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.messages import Answered, Send, StreamEnded
-from swift_loader.scheduler.queues import MAX_TASKS, Limits
+from swift_loader.scheduler.messages import Action, Answered, NoBatch, Send
+from swift_loader.scheduler.queues import MAX_TASKS, Limits, WorkerMove, Workers
 from tests.support.work import planned
-
-Task = tuple[int, int]
-"""(generation, sequence)."""
 
 LIMITS = Limits(max_in_flight=4, max_ready_per_worker=3, in_order=True)
 
 
 def assign(ledger: Ledger) -> list[Send]:
     """Return all tasks for which there is room."""
-    sends = list[Send]()
-    ledger.assign(sends)
-    return sends
+    sends = list[Action]()
+    ledger.assign(sends, 0.0)
+    return [send for send in sends if isinstance(send, Send)]
 
 
-def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger:
-    ledger: Ledger = Ledger(limits)
+def ledger_with(num_workers: int, limits: Limits = LIMITS, source: WorkSource | None = None) -> Ledger:
+    ledger = Ledger(Workers(limits), 1, source or planned(0, 0, lambda _: 10))
     for index in range(num_workers):
-        ledger.queues.add(index, worker_id=index)
+        add(ledger, index, index)
     return ledger
 
 
-def go_to(ledger: Ledger, epoch: int, step: int, num_batches: int = 10) -> list[str | None]:
-    dropped = ledger.begin(planned(epoch, step, lambda _: num_batches))
-    return [batch.batch for batch in dropped]
+def add(ledger: Ledger, serial: int, worker_id: int) -> None:
+    ledger.workers.meet(serial, worker_id).move(WorkerMove.READY)
+
+
+def remove(ledger: Ledger, serial: int) -> int:
+    return ledger.remove_worker(ledger.workers.by_serial[serial])
 
 
 def deliver(ledger: Ledger) -> tuple[int, str | None] | None:
@@ -44,15 +43,13 @@ def deliver(ledger: Ledger) -> tuple[int, str | None] | None:
     return None if batch is None else (batch.sequence, batch.batch)
 
 
-def answer(ledger: Ledger, task: Send, outcome: str = "batch", build_s: float = 0.1) -> bool:
-    answered = Answered(task.worker, task.generation, task.sequence, outcome, build_s=build_s)
-    return ledger.complete(answered) is not None
+def answer(ledger: Ledger, task: Send, outcome: str = "batch", build_s: float = 0.1) -> None:
+    ledger.take_in(Answered(task, outcome, build_s=build_s), 0.0)
 
 
 @pytest.mark.parametrize("max_in_flight", [4, 5, 6, 7])
 def test_no_task_waits_at_a_worker_while_it_takes_another_ones_only_task(max_in_flight: int) -> None:
     ledger = ledger_with(4, limits=Limits(max_in_flight, 4, in_order=True))
-    go_to(ledger, 0, 0, num_batches=100)
     assert sorted(task.worker for task in assign(ledger)) == [0, 1, 2, 3]
 
 
@@ -61,7 +58,8 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
     ledger = ledger_with(1, limits=limits)
     num_sent = 0
     for epoch in range(20):
-        go_to(ledger, epoch, 0)
+        ledger.workers.begin()
+        ledger = Ledger(ledger.workers, epoch + 1, planned(0, 0, lambda _: 10))
         tasks = assign(ledger)
         num_sent += len(tasks)
         if epoch == 0:
@@ -71,8 +69,7 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
 
 
 def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one() -> None:
-    ledger = ledger_with(2, limits=Limits(4, 4, in_order=False))
-    go_to(ledger, 0, 0, num_batches=2)
+    ledger = ledger_with(2, limits=Limits(4, 4, in_order=False), source=planned(0, 0, lambda _: 2))
     tasks = assign(ledger)
     slow, *others = [task for task in tasks if task.worker == tasks[0].worker]
     fast = [task for task in tasks if task.worker != slow.worker]
@@ -81,7 +78,7 @@ def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one
     assert (fast[0].work.epoch, fast[1].work.epoch) == (0, 1)
     assert deliver(ledger) == (fast[0].sequence, "batch")
     assert deliver(ledger) is None
-    assert ledger.awaited() == [slow.worker]
+    assert [worker.serial for worker in ledger.awaited()] == [slow.worker]
     answer(ledger, slow)
     assert deliver(ledger) == (slow.sequence, "batch")
     assert deliver(ledger) == (fast[1].sequence, "batch")
@@ -90,23 +87,11 @@ def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one
 
 def test_a_worker_with_enough_batches_ready_builds_what_was_lost_all_the_same() -> None:
     ledger = ledger_with(2, limits=Limits(8, 1, in_order=True, num_expected=3))  # one task each
-    go_to(ledger, 0, 0)
     first, second = assign(ledger)
     answer(ledger, second)
     assert assign(ledger) == []
-    ledger.remove_worker(first.worker)
+    remove(ledger, first.worker)
     assert [(task.worker, task.sequence) for task in assign(ledger)] == [(second.worker, first.sequence)]
-
-
-@pytest.mark.parametrize("task", [(1, 1), (2, 0), (0, 0)])
-def test_an_answer_out_of_turn_is_refused_and_changes_nothing(task: Task) -> None:
-    ledger = ledger_with(1)
-    go_to(ledger, 0, 0)
-    due = assign(ledger)[0]
-    with pytest.raises(ProtocolError, match="worker 0 answered"):
-        ledger.complete(Answered(0, *task, "batch"))
-    assert deliver(ledger) is None
-    assert answer(ledger, due)
 
 
 @given(
@@ -122,8 +107,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
     num_workers = len(lengths)
     slow %= num_workers
     limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), in_order=False)
-    ledger = ledger_with(num_workers, limits=limits)
-    ledger.begin(StreamRounds(0, num_workers))
+    ledger = ledger_with(num_workers, limits, StreamRounds(0, num_workers))
     sent: list[Send] = []
     delivered: list[tuple[int, int]] = []
 
@@ -139,7 +123,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
             if task.work.turn < lengths[task.work.worker_id]:
                 answer(ledger, task, f"{task.work.worker_id} {task.work.turn}")
             else:
-                ledger.end_shard(StreamEnded(task.worker, task.generation, task.sequence))
+                ledger.take_in(NoBatch(task), 0.0)
             while (batch := deliver(ledger)) is not None:
                 worker, turn = (batch[1] or "").split()
                 delivered.append((int(worker), int(turn)))
@@ -160,37 +144,34 @@ def next_of(sent: list[Send], worker: int) -> Send:
 
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
-    ledger = ledger_with(2, limits=Limits(2, 3, in_order=True))
-    ledger.begin(StreamRounds(0, 2))
+    ledger = ledger_with(2, Limits(2, 3, in_order=True), StreamRounds(0, 2))
     tasks = assign(ledger)
     for worker in (0, 1):
-        ledger.remove_worker(worker)
-    ledger.queues.add(3, worker_id=1)
+        remove(ledger, worker)
+    add(ledger, 3, worker_id=1)
     assert [(task.worker, task.work) for task in assign(ledger)] == [(3, tasks[1].work)]
-    ledger.queues.add(4, worker_id=0)
+    add(ledger, 4, worker_id=0)
     assert [(task.worker, task.work) for task in assign(ledger)] == [(4, tasks[0].work)]
 
 
 def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
     ledger = ledger_with(2, limits=Limits(4, 4, in_order=True))
-    go_to(ledger, 0, 0)
     tasks = assign(ledger)
     assert {task.worker for task in tasks[:2]} == {0, 1}
     for worker in (tasks[1].worker, tasks[0].worker):
-        ledger.remove_worker(worker)
-    ledger.queues.add(2, worker_id=0)
-    ledger.queues.add(3, worker_id=1)
+        remove(ledger, worker)
+    add(ledger, 2, worker_id=0)
+    add(ledger, 3, worker_id=1)
     assert [task.sequence for task in assign(ledger)] == [0, 1, 2, 3]
 
 
 def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -> None:
-    ledger = ledger_with(1)
     work = [IndexWork(0, step, [step], step) for step in range(4)]
-    ledger.begin(Works(work))
+    ledger = ledger_with(1, source=Works(work))
     assert [task.work for task in assign(ledger)] == work[:1]
     ledger.use_limits(Limits(3, 3, in_order=True))
-    assert ledger.remove_worker(0) == 1
-    ledger.queues.add(1, worker_id=5)
+    assert remove(ledger, 0) == 1
+    add(ledger, 1, worker_id=5)
     assert [task.work for task in assign(ledger)] == [one._replace(worker_id=None) for one in work[:2]]
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from swift_loader.errors import ProtocolError
 from swift_loader.sampling.work import IndexWork, PlannedWork, StreamWork, Work
-from swift_loader.scheduler.queues import MAX_TASKS, MIN_ENTRIES, Limits, Queue, Queues
+from swift_loader.scheduler.delivery import BatchState, Delivery
+from swift_loader.scheduler.messages import Send
+from swift_loader.scheduler.queues import MAX_TASKS, Limits, Worker, WorkerMove, Workers, WorkerState
 
-NUM_IDS = 4
+NUM_IDS = 6
 
 LIMITS = st.builds(
     Limits,
@@ -31,159 +33,140 @@ WORKS = st.one_of(
     st.builds(IndexWork, st.just(0), st.just(0), st.just([1]), st.none() | st.integers(0, NUM_IDS)),
 )
 
+READY, VOID = Delivery(state=BatchState.READY), Delivery(state=BatchState.VOID)
+WORK = PlannedWork(0, 0)
 
-def scan(queues: Queues, is_open: set[int], limits: Limits, work: Work, max_ready: float) -> int | None:
+
+def scan(workers: Workers, limits: Limits, work: Work, max_ready: float) -> Worker | None:
     """Return the worker with the least to do, by looking at all of them. The reference."""
-    worker_id = None if isinstance(work, PlannedWork) else work.worker_id
-    num_workers = len(queues._queues)
+    worker_id, num_workers = None if isinstance(work, PlannedWork) else work.worker_id, len(list(workers))
     share = limits.share(num_workers) if num_workers >= limits.num_expected else 1
     loads = [
-        (len(queue.tasks), queue.num_ready, queue.worker_id, serial)
-        for serial, queue in queues._queues.items()
-        if serial in is_open
-        and queue.num_ready < max_ready
-        and queue.num_current < (queue.max_tasks if worker_id is None else MAX_TASKS)
-        and queue.num_current < share
-        and len(queue.tasks) < 2 * MAX_TASKS
-        and worker_id in (None, queue.worker_id)
+        (len(worker.tasks), worker.num_ready, worker.worker_id)
+        for worker in workers
+        if worker.state is WorkerState.READY
+        and worker.num_ready < max_ready
+        and worker.num_current < (worker.max_tasks if worker_id is None else MAX_TASKS)
+        and worker.num_current < share
+        and len(worker.tasks) < 1.5 * MAX_TASKS
+        and worker_id in (None, worker.worker_id)
     ]
-    return min(loads)[3] if loads else None
+    least = min(loads, default=None)
+    return next((worker for worker in workers if least is not None and worker.worker_id == least[2]), None)
 
 
-class QueuesModel(RuleBasedStateMachine):
+class WorkersModel(RuleBasedStateMachine):
     """Workers come and go, get tasks and answer them; limits change; the loop takes batches and seeks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.generation = self.num_added = self.num_pushed = 0
-        self.is_open: set[int] = set()
+        self.generation = self.num_added = 0
 
-    @initialize(limits=LIMITS, num_workers=st.integers(0, 6))
+    @initialize(limits=LIMITS, num_workers=st.integers(0, NUM_IDS))
     def begin_anew(self, limits: Limits, num_workers: int) -> None:
-        self.limits = limits
-        self.queues = Queues(limits)
+        self.limits, self.workers = limits, Workers(limits)
         for worker_id in range(num_workers):
-            self.add(worker_id % NUM_IDS)
+            self.add(worker_id)
 
-    def some(self, data: st.DataObject, which: Callable[[Queue], bool] = lambda _: True) -> Queue | None:
-        serials = [serial for serial, queue in self.queues._queues.items() if which(queue)]
-        return self.queues._queues[data.draw(st.sampled_from(serials))] if serials else None
+    def some(self, data: st.DataObject, which: Callable[[Worker], Any] = lambda _: True) -> Worker | None:
+        found = list(filter(which, self.workers))
+        return data.draw(st.sampled_from(found)) if found else None
 
     @rule(worker_id=st.integers(0, NUM_IDS - 1))
     def add(self, worker_id: int) -> None:
-        self.queues.add(self.num_added, worker_id)
-        self.is_open.add(self.num_added)
-        self.num_added += 1
+        if all(worker.worker_id != worker_id for worker in self.workers):
+            self.workers.meet(self.num_added, worker_id).move(WorkerMove.READY)
+            self.num_added += 1
 
-    @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
-        if queue := self.some(data):
-            self.queues.retire(queue.serial)
-            self.is_open.discard(queue.serial)
-
-    @rule(data=st.data())
-    def reopen(self, data: st.DataObject) -> None:
-        if queue := self.some(data):
-            self.queues.reopen(queue.serial)
-            self.is_open.add(queue.serial)
+    @rule(data=st.data(), move=st.sampled_from([WorkerMove.KILL, WorkerMove.DISCONNECT, WorkerMove.LEAVE]))
+    def retire(self, data: st.DataObject, move: WorkerMove) -> None:
+        if worker := self.some(data, lambda worker: worker.state is WorkerState.READY):
+            worker.move(move)
 
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
-        if queue := self.some(data):
-            assert self.queues.remove(queue.serial) == list(queue.tasks)
-            self.is_open.discard(queue.serial)
+        if worker := self.some(data):
+            self.workers.remove(worker)
+            self.workers.remove(worker)
 
-    @rule(work=WORKS, is_lost=st.booleans(), number=st.integers(1, 12))
+    @rule(work=WORKS, is_lost=st.booleans(), number=st.integers(0, 12))
     def give_tasks(self, work: Work, is_lost: bool, number: int) -> None:
         """As the ledger does: to the worker that was picked."""
-        for _ in range(number):
+        for left in reversed(range(number + 1)):
             max_ready = math.inf if is_lost else self.limits.max_ready_per_worker
-            picked = self.queues.pick(work, is_lost=is_lost)
-            assert picked == scan(self.queues, self.is_open, self.limits, work, max_ready)
+            picked = self.workers.pick(work, is_lost=is_lost)
+            assert picked is scan(self.workers, self.limits, work, max_ready)
             if picked is None:
                 return
-            self.push(picked)
-
-    @rule(data=st.data())
-    def give_a_task_to_anybody(self, data: st.DataObject) -> None:
-        if queue := self.some(data):
-            self.push(queue.serial)
-
-    def push(self, serial: int) -> None:
-        self.queues.push(serial, (self.generation, self.num_pushed))
-        self.num_pushed += 1
+            if left:
+                picked.push(Send(picked.serial, self.generation, 0, work))
 
     @rule(data=st.data(), build_s=st.none() | st.sampled_from([0.0, 1e-5, 1e-3, 0.5]), number=st.integers(1, 5))
     def answer(self, data: st.DataObject, build_s: float | None, number: int) -> None:
         for _ in range(number):
-            if queue := self.some(data, lambda queue: bool(queue.tasks)):
-                task = queue.tasks[0]
-                is_current = task[0] == self.generation
-                self.queues.pop(queue.serial, task, is_current=is_current, is_ready=is_current, build_s=build_s)
-
-    @rule(data=st.data())
-    def answer_without_a_batch(self, data: st.DataObject) -> None:
-        if queue := self.some(data, lambda queue: bool(queue.tasks)):
-            task = queue.tasks[0]
-            self.queues.pop(queue.serial, task, is_current=task[0] == self.generation)
+            if worker := self.some(data, lambda worker: worker.tasks):
+                is_current = worker.tasks[0].generation == self.generation
+                batch = data.draw(st.sampled_from([READY, VOID])) if is_current else None
+                self.workers.pop(worker, batch, build_s, 0.0)
 
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
-        if queue := self.some(data, lambda queue: queue.num_ready > 0):
-            self.queues.note_delivered(queue.serial)
+        if worker := self.some(data, lambda worker: worker.num_ready):
+            self.workers.note_delivered(worker.serial)
 
     @rule()
     def begin(self) -> None:
-        self.queues.begin()
+        self.workers.begin()
         self.generation += 1
 
     @rule(limits=LIMITS)
     def use_limits(self, limits: Limits) -> None:
         self.limits = limits
-        self.queues.use_limits(limits)
-
-    @rule(work=WORKS)
-    def pick(self, work: Work) -> None:
-        for is_lost, limit in ((False, self.limits.max_ready_per_worker), (True, math.inf)):
-            assert self.queues.pick(work, is_lost=is_lost) == scan(self.queues, self.is_open, self.limits, work, limit)
+        for worker in self.workers:
+            if worker.state is WorkerState.LEAVING:
+                worker.move(WorkerMove.STAY)
+        self.workers.use_limits(limits)
 
 
 def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
     how = settings(max_examples=100, stateful_step_count=60, derandomize=True, report_multiple_bugs=False)
-    run_state_machine_as_test(QueuesModel, settings=how)
-
-
-def test_a_worker_that_has_less_to_do_again_and_again_leaves_no_old_entries() -> None:
-    queues = queues_of(1, replace(MANY, max_ready_per_worker=2000))
-    queues._queues[0].num_ready = 1000
-    for _ in range(1000):
-        queues.note_delivered(0)
-    assert queues.pick(WORK) == 0
-    assert len(queues._entries) <= 2 + MIN_ENTRIES
+    run_state_machine_as_test(WorkersModel, settings=how)
 
 
 MANY = Limits(max_in_flight=1000, max_ready_per_worker=100, in_order=True)
-WORK = PlannedWork(0, 0)
 
 
-def queues_of(num_workers: int, limits: Limits = MANY) -> Queues:
-    """Return queues of workers 0, 1, ...; the id of worker i is i."""
-    queues = Queues(limits)
+def workers_of(num_workers: int, limits: Limits = MANY) -> Workers:
+    """Return workers 0, 1, ...; the id of worker i is i."""
+    workers = Workers(limits)
     for serial in range(num_workers):
-        queues.add(serial, worker_id=serial)
-    return queues
+        workers.meet(serial, worker_id=serial).move(WorkerMove.READY)
+    return workers
+
+
+def fill(workers: Workers, work: Work = WORK) -> list[int]:
+    """Give tasks as long as there is room. Return who got them."""
+    serials = list[int]()
+    while (worker := workers.pick(work)) is not None:
+        worker.push(Send(worker.serial, 0, 0, work))
+        serials.append(worker.serial)
+    return serials
+
+
+def build(workers: Workers, *build_s: float) -> Workers:
+    """Have worker 0 build batches, which the loop takes."""
+    worker = workers.by_serial[0]
+    for seconds in build_s:
+        worker.push(Send(0, 0, 0, WORK))
+        workers.pop(worker, READY, seconds, 0.0)
+        workers.note_delivered(0)
+    return workers
 
 
 @given(num_workers=st.integers(1, 4), max_in_flight=st.integers(1, 12))
 def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_workers: int, max_in_flight: int) -> None:
     limits = replace(MANY, max_in_flight=max_in_flight)
-    queues = queues_of(num_workers, limits)
-    counts = [0] * num_workers
-    while (serial := queues.pick(WORK)) is not None:
-        assert counts[serial] == min(counts)
-        queues.push(serial, (0, sum(counts)))
-        counts[serial] += 1
-    assert set(counts) == {min(2, limits.share(num_workers))}
+    assert fill(workers_of(num_workers, limits)) == [*range(num_workers)] * min(2, limits.share(num_workers))
 
 
 @pytest.mark.parametrize(
@@ -201,56 +184,14 @@ def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_work
 def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary(
     build_s: list[float], in_order: bool, num_tasks: int
 ) -> None:
-    queues = queues_of(1, replace(MANY, in_order=in_order))
-    for number, seconds in enumerate(build_s):
-        queues.push(0, (0, number))
-        queues.pop(0, (0, number), is_current=True, is_ready=True, build_s=seconds)
-        queues.note_delivered(0)
-    num_given = 0
-    while (serial := queues.pick(WORK)) is not None:
-        queues.push(serial, (0, num_given))
-        num_given += 1
-    assert num_given == num_tasks
+    assert len(fill(build(workers_of(1, replace(MANY, in_order=in_order)), *build_s))) == num_tasks
 
 
 @given(num_workers=st.integers(1, 4), max_in_flight=st.integers(1, 200))
 def test_a_streams_batches_wait_at_their_worker_up_to_its_share(num_workers: int, max_in_flight: int) -> None:
     limits = replace(MANY, max_in_flight=max_in_flight)
-    queues = queues_of(num_workers, limits)
-    for build_s in (0.1, 0.5):  # its times vary
-        queues.push(0, (0, 0))
-        queues.pop(0, (0, 0), is_current=True, is_ready=True, build_s=build_s)
-    turn = 0
-    while queues.pick(StreamWork(0, turn, 0, turn)) == 0:
-        queues.push(0, (0, turn))
-        turn += 1
-    assert turn == min(MAX_TASKS, limits.share(num_workers))
-
-
-@given(st.lists(st.integers(0, 5), max_size=6))
-def test_a_worker_answers_its_tasks_in_order(answers: list[int]) -> None:
-    queues = queues_of(1)
-    for number in range(4):
-        queues.push(0, (7, number))
-    first = 0
-    for number in answers:
-        assert queues.first(0) == ((7, first) if first < 4 else None)
-        if number == first < 4:
-            queues.pop(0, (7, number), is_current=True)
-            first += 1
-        else:
-            with pytest.raises(ProtocolError, match=rf"worker 0 answered task \(7, {number}\), but its next task is"):
-                queues.pop(0, (7, number), is_current=True)
-    assert queues.remove(0) == [(7, number) for number in range(first, 4)]
-    assert (queues.remove(0), queues.first(0), queues.pick(WORK), repr(queues)) == ([], None, None, "none")
-
-
-def test_tasks_of_earlier_generations_stay_but_are_not_counted() -> None:
-    queues = queues_of(2)
-    queues.push(1, (0, 0))
-    assert queues.busy() == [1]
-    queues.begin()
-    assert (queues.busy(), queues.first(1), repr(queues)) == ([], (0, 0), "worker 0: 0, worker 1: 1")
+    workers = build(workers_of(num_workers, limits), 0.1, 0.5)  # its times vary
+    assert len(fill(workers, StreamWork(0, 0, 0, 0))) == min(MAX_TASKS, limits.share(num_workers))
 
 
 @given(limits=st.builds(Limits, st.integers(1, 50), st.integers(1, 9), st.booleans()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +14,8 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Scheduler, Worker
+from swift_loader.scheduler.queues import Limits, Worker, Workers
+from swift_loader.scheduler.scheduler import Scheduler
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
 from tests.unit.scheduler.model import World
 
@@ -117,8 +116,8 @@ def test_the_loop_gets_the_reference_or_a_justified_failure_in_ten_thousand_more
 def never_resend(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.remove_worker
 
-    def remove_worker(self: Ledger, serial: int) -> int:
-        num_lost = real(self, serial)
+    def remove_worker(self: Ledger, worker: Worker) -> int:
+        num_lost = real(self, worker)
         self._lost.clear()
         return num_lost
 
@@ -153,7 +152,7 @@ def never_give_up_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def judge_by_time_in_which_the_trainer_was_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Worker, "postpone", lambda self, seconds: None)
+    patch.setattr(Watchdog, "wake", lambda self, now_s: 0.0)
 
 
 def deliver_what_is_ready_first(patch: pytest.MonkeyPatch) -> None:
@@ -161,12 +160,12 @@ def deliver_what_is_ready_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def exceed_what_may_be_in_flight(patch: pytest.MonkeyPatch) -> None:
-    real = Ledger.__init__
+    real = Workers.__init__
 
-    def init(self: Ledger, limits: Limits, *more: Any) -> None:
-        real(self, replace(limits, max_in_flight=limits.max_in_flight + 1), *more)
+    def init(self: Workers, limits: Limits) -> None:
+        real(self, replace(limits, max_in_flight=limits.max_in_flight + 1))
 
-    patch.setattr(Ledger, "__init__", init)
+    patch.setattr(Workers, "__init__", init)
 
 
 def start_too_few_workers(patch: pytest.MonkeyPatch) -> None:

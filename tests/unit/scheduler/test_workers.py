@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.scheduler import WORKER_STATES, Worker, WorkerMove, WorkerState
+from swift_loader.scheduler.queues import WORKER_STATES, Worker, WorkerMove, WorkerState
 
 
 @given(st.lists(st.sampled_from(list(WorkerMove))))
@@ -30,18 +28,3 @@ def test_only_one_that_starts_or_leaves_gets_tasks_and_a_dismissed_one_is_never_
     after = {WorkerState.DISMISSED, WorkerState.PARTING, WorkerState.GONE}
     assert all(stop in after for (start, _), stop in WORKER_STATES.items() if start in after)
     assert not any(start is WorkerState.GONE for start, _ in WORKER_STATES)
-
-
-def test_a_worker_is_busy_since_its_task_was_sent_the_last_one_was_answered_or_it_was_killed() -> None:
-    worker = Worker(0, 0)
-    assert worker.busy_since_s == math.inf
-    worker.sent_s.extend([1.0, 2.0])
-    assert worker.busy_since_s == 1.0
-    worker.note_answer(5.0)
-    assert worker.busy_since_s == 5.0
-    worker.note_answer(6.0)
-    assert worker.busy_since_s == math.inf
-    killed = Worker(0, 0, killed_s=7.0)
-    killed.sent_s.append(1.0)
-    killed.postpone(2.0)
-    assert killed.busy_since_s == 9.0

@@ -25,14 +25,13 @@ from swift_loader.transport.messages import (
     Identity,
     Message,
     NewPlan,
+    NoBatch,
     Ready,
     Refused,
     SampleFailed,
     SegmentGone,
     SegmentMade,
-    Skipped,
     State,
-    StreamEnded,
     Warmed,
     unpack,
 )
@@ -61,8 +60,7 @@ EXAMPLES: list[Any] = [
     Hung(1, 13, "because"),
     Identity(2, 3),
     State(b"snapshot"),
-    Skipped(1),
-    StreamEnded(1, 2),
+    NoBatch(1, 2),
 ]
 
 
