@@ -268,6 +268,30 @@ def test_the_loop_goes_on_after_an_error_of_the_user(workers: str, at: str) -> N
     assert numbers(found + list(iterator)) == [n for n in range(NUM_SAMPLES) if n not in range(8, 12)]
 
 
+class FailsOnce:
+    """Batches of one index. In place of batch 2, there is an error."""
+
+    def __init__(self) -> None:
+        self._left = iter(range(NUM_SAMPLES))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        if (index := next(self._left)) == 2:
+            fail()
+        return [index]
+
+
+@pytest.mark.parametrize("workers", WHERE)
+def test_a_sampler_is_asked_again_after_its_error(workers: str) -> None:
+    iterator = iter(make(range(NUM_SAMPLES), batch_size=1, batch_sampler=FailsOnce(), **WHERE[workers]))
+    found = [next(iterator), next(iterator)]
+    with pytest.raises(OwnError, match="from the user's code"):
+        next(iterator)
+    assert numbers(found + list(iterator)) == [n for n in range(NUM_SAMPLES) if n != 2]
+
+
 class Frozen(Exception):
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(name)
