@@ -10,13 +10,14 @@ nothing else. So a run can resume with another batch size, number of ranks or nu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.sampling.integers import ANY_COUNT, MAX_BITS, Form, in_state, integer
 from swift_loader.sampling.permutation import Positions, Purpose, derive_key, permute
 
 if TYPE_CHECKING:
@@ -68,17 +69,27 @@ def run_length_for(window: int, batch_size: int) -> int:
     return longest
 
 
+def _read_mix(state: Any) -> Mix:
+    from swift_loader.sampling.mixture import Mix
+
+    return Mix.of_state(state)
+
+
+def _write_mix(mix: Mix | None) -> Any:
+    return MISSING if mix is None else dict(mix.state)
+
+
 @dataclass(frozen=True, slots=True)
 class OrderSettings:
     """Everything that an order depends on, except the dataset's length and the epoch. A saved state has all of it."""
 
-    seed: int
-    shuffle: bool
-    window: int
+    seed: int = in_state(ANY_COUNT)
+    shuffle: bool = in_state(ANY_COUNT._replace(read=lambda value: bool(ANY_COUNT.read(value)), write=int))
+    window: int = in_state(ANY_COUNT, "nearby_shuffle")
     """Number of samples to shuffle together; 0: all of them."""
-    run_length: int
+    run_length: int = in_state(integer(1, 2**MAX_BITS - 1))
     """Number of consecutive samples that stay in one window."""
-    mix: Mix | None = None
+    mix: Mix | None = in_state(Form("what a mixture saves", _read_mix, _write_mix), "mixture", older=None)
     """Of a mixture, of which each source is visited in this order."""
 
     @classmethod
