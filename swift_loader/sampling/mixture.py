@@ -255,8 +255,7 @@ class Mix:
     @classmethod
     def of_state(cls, state: Any) -> Mix:
         """Return the mix of a saved state."""
-        mix: Mix = field_of({"mixture": state}, "mixture", Form("what a mixture saves", cls._read))
-        return mix
+        return field_of({"mixture": state}, "mixture", Form("what a mixture saves", cls._read))  # type: ignore[no-any-return]
 
     @classmethod
     def _read(cls, state: Any) -> Mix:
