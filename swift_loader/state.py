@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import SwiftLoaderError, counted
 from swift_loader.pipeline.epochs import PipelineState
 from swift_loader.replay import dicts, read_file
-from swift_loader.samplers.base import VERSION
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, shown
+from swift_loader.samplers.base import FORMS, VERSION
+from swift_loader.sampling.integers import TEXT, check_state, field_of, kind_of, shown
 from swift_loader.sampling.run import Checkpoint
 
 _MAX_ROWS = 8
@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     found, errors = list[tuple[str, ...]](), list[str]()
     try:
         for place, node in dicts(read_file(arguments.file, unpickle=arguments.unpickle)):
-            of, name = [kind for kind, (keys, _) in _KINDS.items() if node.keys() >= keys], ".".join(place)
-            if of and not any(place[: len(outer)] == outer for outer in found):  # a sampler's is inside
+            kind, name = kind_of(node), ".".join(place)
+            if kind and not any(place[: len(outer)] == outer for outer in found):  # a sampler's is inside
                 found.append(place)
                 try:
-                    lines = [f"  {fact:<10}{text or 'nothing'}\n" for fact, text in _KINDS[of[0]][1](node).items()]
-                    sys.stdout.writelines([f"{name or arguments.file}: the state of a {of[0]}\n", *lines])
+                    lines = [f"  {fact:<10}{text or 'nothing'}\n" for fact, text in _DESCRIBED[kind](node).items()]
+                    sys.stdout.writelines([f"{name or arguments.file}: the state of a {kind}\n", *lines])
                 except (TypeError, ValueError, SwiftLoaderError) as error:
                     errors.append(f"{name or arguments.file}: {error}")
     except (OSError, ValueError) as error:
@@ -73,7 +73,8 @@ def _of_swift_loader(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_dataloader(state: Mapping[str, Any]) -> dict[str, str]:
-    saved, batching = LoaderPosition.from_dict(state), state.get("batching", {})
+    saved = LoaderPosition.from_dict(state)
+    batching = saved.batching or {}
     has_place = saved.draws.sampler_state is not None and not saved.draws.draws_again
     return {
         "epoch": f"{saved.draws.epoch}{', which is over' if saved.draws.is_over else ''}",
@@ -98,23 +99,22 @@ def _of_pipeline(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_sampler(state: Mapping[str, Any]) -> dict[str, str]:
-    check_version(state, VERSION, "sampler")
-    fields = checked_fields(state, dict.fromkeys(("seed", "epoch", "position", "finished"), integer(0, 2**MAX_BITS)))
+    check_state(state, "sampler", VERSION)
+    fields = {name: field_of(state, name, form) for name, form in {"sampler": TEXT, **FORMS}.items()}
     of_inner = "inner", "inner_position"  # of `distributed`: the state of the sampler that it splits
-    facts = [f"{name}={shown(value)}" for name, value in state.items() if name not in {*fields, "version", *of_inner}]
+    facts = [f"{name}={shown(value)}" for name, value in state.items() if name not in {*FORMS, "version", *of_inner}]
     units = {"WeightedBatchSampler": "samples", "StratifiedBatchSampler": "samples", "distributed": "items"}
     return {
         "epoch": f"{fields['epoch']}{', which is over' * fields['finished']}",
-        "position": f"after {fields['position']:,} {units.get(str(state['sampler']), 'batches')} of all ranks",
+        "position": f"after {fields['position']:,} {units.get(fields['sampler'], 'batches')} of all ranks",
         "seed": f"{fields['seed']}",
         "order": ", ".join(facts),
     }
 
 
-_KINDS: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], dict[str, str]]]] = {
-    "sampler": ({"version", "sampler", "seed", "epoch", "position"}, _of_sampler),
-    "SwiftLoader": ({"version", "seed", "epoch", "position", "shuffle"}, _of_swift_loader),
-    "DataLoader": ({"_snapshot", "_iterator_finished"}, _of_dataloader),
-    "Pipeline": ({"version", "epoch", "place", "parameters"}, _of_pipeline),
+_DESCRIBED = {
+    "sampler": _of_sampler,
+    "SwiftLoader": _of_swift_loader,
+    "DataLoader": _of_dataloader,
+    "Pipeline": _of_pipeline,
 }
-"""What only a state of the class has, and what describes it. Our samplers that shuffle have a SwiftLoader's."""

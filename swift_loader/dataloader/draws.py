@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -45,7 +45,7 @@ from swift_loader.dataloader.state import (
 )
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import ResumableSampler, chain_of
-from swift_loader.sampling.integers import MAX_BITS, checked_fields, integer, optional
+from swift_loader.sampling.integers import MAX_BITS, field_of, integer
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
 from swift_loader.worker.torch_worker import epoch_of, is_stateful
@@ -425,7 +425,7 @@ class LoaderSampler:
 
 # Whether a loader draws the rest of an epoch in the same order as the one that saved the state -----------------------
 
-_SEED = optional(integer(0, 2**MAX_BITS - 1))
+_SEED = integer(0, 2**MAX_BITS - 1).or_none()
 _TORCH_DRAWS = frozenset({RandomSampler, SubsetRandomSampler, WeightedRandomSampler})
 """Exact types: they have their generators from the beginning."""
 
@@ -437,8 +437,8 @@ def take_order(loader: Any, state: DrawsState, batching: Any) -> None:
     is gone. Raises `StateMismatch` if the user gave another seed, or if the rest of the epoch would come in another
     order. Then nothing has changed.
     """
-    saved, given, source = batching if isinstance(batching, Mapping) else {}, loader.seed, LoaderSampler(loader)
-    seed = checked_fields(saved, {"seed": _SEED}, "batching.")["seed"] if "seed" in saved else given
+    given, source = loader.seed, LoaderSampler(loader)
+    seed = field_of({"batching": batching}, "batching.seed", _SEED._replace(older=given))
     if given not in (None, seed) and not (seed is None and state.begins_epoch):
         raise StateMismatch(f"the state was saved with seed={seed}, but this loader has seed={given}; give seed={seed}")
     brought = loader._brought  # noqa: SLF001

@@ -14,23 +14,20 @@ underscore in front.
         _main_snapshot              the draws, see `DrawsState`
         _worker_snapshots           by worker: the state of its dataset or of the iterator over it
 
-Each field of a record says where it stands in the state, and what it must be. All fields are always there, because
-torch.distributed.checkpoint loads only what the state of a new loader has. What has other keys in each state is in a
-tuple: it takes a dict apart, but not a tuple.
+What has other keys in each state is in a tuple: torch.distributed.checkpoint takes a dict apart, but not a tuple.
 """
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +37,7 @@ from swift_loader.batch.digests import difference
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
-from swift_loader.sampling.integers import Form, check_version, checked_fields, field_of, integer, optional, several
+from swift_loader.sampling.integers import ANYTHING, Form, field_of, from_state, in_state, integer, kind_of, to_state
 from swift_loader.worker.torch_worker import Resume, Snapshot, is_stateful
 
 SamplerState = tuple[Any, Any]
@@ -67,8 +64,6 @@ def _read_generator(text: Any) -> Any:
 
 def _read_states(packed: Any) -> Any:
     states = unpack_states(packed)
-    if states.keys() != packed.keys():
-        raise ValueError
     generators: dict[str, Any] = {
         "torch": torch.Generator(),
         "python": random.Random(),  # noqa: S311 - a check
@@ -78,50 +73,25 @@ def _read_states(packed: Any) -> Any:
     return packed
 
 
-_ANY = Form("anything", lambda value: value)
 _COUNT, _SEED = integer(0, _MAX_INTEGER), integer(-_MAX_INTEGER - 1, _MAX_INTEGER)
 _FLAG = Form("True or False", _read_flag)
-_GENERATORS = several(Form("the state of a generator", _read_generator))
+_GENERATORS = Form("the state of a generator", _read_generator).several()
 _STATES = Form("states of global generators", _read_states)
 _MAIN, _WORKERS = "_snapshot._main_snapshot.", "_snapshot._worker_snapshots"
 
 
-def _tuple_of(form: Form) -> Form:
-    """Return the form of a tuple with one such value. JSON makes a list of it."""
+def _in_tuple(form: Form) -> Form:
+    """Return the form of such a value as the only element of a tuple. JSON makes a list of it."""
 
     def read(value: Any) -> Any:
         (inner,) = value if isinstance(value, (tuple, list)) else ()
         return form.read(inner)
 
-    return Form(f"a tuple of {form.what}", read)
+    return Form(f"a tuple of {form.what}", read, lambda value: (value,))
 
 
-def _at(path: str, form: Form, *, in_tuple: bool = False, **default: Any) -> Any:
-    """Declare a field of a record that stands at `path` in the state. `in_tuple`: as the only element of a tuple."""
-    place = {"path": path, "form": _tuple_of(form) if in_tuple else form, "in_tuple": in_tuple}
-    return dataclasses.field(metadata=place, **default)
-
-
-_Record = TypeVar("_Record")
-
-
-def _read(record: type[_Record], state: Any, where: str = "", **others: Any) -> _Record:
-    """Return the record that stands in a state. Raises `StateMismatch` that names the field that is wrong."""
-    places = {field.name: field.metadata for field in dataclasses.fields(record) if field.metadata}  # type: ignore[arg-type] # it is a dataclass
-    values = checked_fields(state, {place["path"]: place["form"] for place in places.values()}, where)
-    return record(**{name: values[place["path"]] for name, place in places.items()}, **others)
-
-
-def _write(record: Any, state: dict[str, Any]) -> None:
-    """Put a record into a state."""
-    for field in dataclasses.fields(record):
-        if field.metadata:
-            *folders, name = field.metadata["path"].split(".")
-            inner = state
-            for folder in folders:
-                inner = inner.setdefault(folder, {})
-            value = getattr(record, field.name)
-            inner[name] = (value,) if field.metadata["in_tuple"] else value
+_WORKER = Form("a worker's state", lambda state: from_state(WorkerSnapshot, state))
+_IS_STREAM = Form("workers' states", lambda states: any(one["fetcher_state"] is not None for one in states))
 
 
 # The records ----------------------------------------------------------------------------------------------------------
@@ -131,31 +101,31 @@ def _write(record: Any, state: dict[str, Any]) -> None:
 class DrawsState:
     """How to draw the rest of an epoch again."""
 
-    base_seed: Any = _at(f"{_MAIN}_base_seed", optional(_SEED))
+    base_seed: Any = in_state(_SEED.or_none(), f"{_MAIN}_base_seed")
     """An integer. None: no epoch has begun, and the first one draws it."""
-    epoch: int = _at(f"{_MAIN}epoch", _COUNT)
-    num_drawn: int = _at(f"{_MAIN}_sampler_iter_yielded", _COUNT, default=0)
-    of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY, in_tuple=True, default=None)
+    epoch: int = in_state(_COUNT, f"{_MAIN}epoch")
+    num_drawn: int = in_state(_COUNT, f"{_MAIN}_sampler_iter_yielded", default=0)
+    of_sampler: Any = in_state(_in_tuple(ANYTHING), f"{_MAIN}_index_sampler_state", default=None)
     """The state of the sampler; None if it has none."""
-    draws_again: bool = _at(f"{_MAIN}draws_again", _FLAG, default=False)
+    draws_again: bool = in_state(_FLAG, f"{_MAIN}draws_again", default=False)
     """Whether `of_sampler` is as the epoch began, because it doesn't tell the place."""
-    of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY, in_tuple=True, default=None)
+    of_iterator: Any = in_state(_in_tuple(ANYTHING), f"{_MAIN}_sampler_iter_state", default=None)
     """The state of the sampler's iterator; None if it has none."""
-    generators: list[str] = _at(f"{_MAIN}generators", _GENERATORS, default_factory=list)
+    generators: list[str] = in_state(_GENERATORS, f"{_MAIN}generators", default_factory=list)
     """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
-    global_states: dict[str, Any] = _at(f"{_MAIN}global_states", _STATES, in_tuple=True, default_factory=dict)
+    global_states: dict[str, Any] = in_state(_in_tuple(_STATES), f"{_MAIN}global_states", default_factory=dict)
     """States of the global generators when the epoch began, of those that the sampler has drawn from."""
-    is_begun: bool = _at(f"{_MAIN}is_begun", _FLAG, default=False)
+    is_begun: bool = in_state(_FLAG, f"{_MAIN}is_begun", default=False)
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
-    draws_seed: bool = _at(f"{_MAIN}draws_seed", _FLAG, default=True)
+    draws_seed: bool = in_state(_FLAG, f"{_MAIN}draws_seed", default=True)
     """Whether the base seed was drawn when the epoch began."""
-    begins_twice: bool = _at(f"{_MAIN}begins_twice", _FLAG, default=False)
+    begins_twice: bool = in_state(_FLAG, f"{_MAIN}begins_twice", default=False)
     """Whether the sampler was iterated twice when the epoch began, as torch does with new workers."""
-    sampler_epochs: list[int] = _at(f"{_MAIN}sampler_epochs", several(_SEED), default_factory=list)
+    sampler_epochs: list[int] = in_state(_SEED.several(), f"{_MAIN}sampler_epochs", default_factory=list)
     """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
-    dataset_epoch: int | None = _at(f"{_MAIN}dataset_epoch", optional(_SEED), default=None)
+    dataset_epoch: int | None = in_state(_SEED.or_none(), f"{_MAIN}dataset_epoch", default=None)
     """What `set_epoch` has set on the dataset. None: it has no epoch."""
-    is_over: bool = _at("_iterator_finished", _FLAG, default=False)
+    is_over: bool = in_state(_FLAG, "_iterator_finished", default=False)
     """Whether the epoch is over, so that the next one begins."""
 
     @property
@@ -179,22 +149,22 @@ class DrawsState:
 class WorkerSnapshot:
     """The state of a worker's dataset at some batch, and how many batches the loop got from it since."""
 
-    dataset_state: Any = _at("dataset_state", _ANY, default=None)
+    dataset_state: Any = in_state(ANYTHING, "dataset_state", default=None)
     """What the dataset's `state_dict()` returned; None if it has none, or if it is its own iterator."""
-    iterator_state: Any = _at("fetcher_state.dataset_iter_state", _ANY, default=None)
+    iterator_state: Any = in_state(ANYTHING, "fetcher_state.dataset_iter_state", older=None)
     """What the `state_dict()` of the iterator over a stream returned; None if it has none."""
-    has_ended: bool = _at("has_ended", _FLAG, default=False)
+    has_ended: bool = in_state(_FLAG, "has_ended", default=False)
     """Whether the state was taken when its shard of the stream was over."""
-    num_since: int = _at("steps_since_snapshot", _COUNT, default=0)
+    num_since: int = in_state(_COUNT, "steps_since_snapshot", default=0)
     """How many batches the loop got from it after the state was taken. They are skipped."""
-    num_batches: int = _at("num_batches", _COUNT, default=0)
+    num_batches: int = in_state(_COUNT, "num_batches", default=0)
     """How many batches of its shard the loop got in this epoch. If the loader shares the stream out: how many batches
     of the rank's part had been read when the state was taken."""
-    num_to_skip: int = _at("num_to_skip", _COUNT, default=0)
+    num_to_skip: int = in_state(_COUNT, "num_to_skip", default=0)
     """How many samples other ranks get first when the state is restored; see `RankSamples`."""
-    is_over: bool = _at("fetcher_state.fetcher_ended", _FLAG, default=False)
+    is_over: bool = in_state(_FLAG, "fetcher_state.fetcher_ended", older=False)
     """Whether the loop got all batches of its shard, and it is known that there are no more."""
-    next_batch: int | None = _at("next_batch", optional(_COUNT), default=None)
+    next_batch: int | None = in_state(_COUNT.or_none(), "next_batch", default=None)
     """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
 
     @classmethod
@@ -214,8 +184,7 @@ class WorkerSnapshot:
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
         """Return it as it is in the state."""
-        packed: dict[str, Any] = {}
-        _write(replace(self, is_over=self.has_ended or self.is_over), packed)
+        packed = to_state(replace(self, is_over=self.has_ended or self.is_over), {})
         return packed if is_stream else packed | {"fetcher_state": None}
 
     @property
@@ -228,21 +197,25 @@ class WorkerSnapshot:
 class LoaderPosition:
     """Where a DataLoader is in its epoch."""
 
-    draws: DrawsState
-    is_stream: bool
-    num_workers: int = _at(f"{_MAIN}_num_workers", _COUNT)
-    num_yielded: int = _at("_snapshot._snapshot_step", _COUNT)
+    draws: DrawsState = in_state(DrawsState)
+    is_stream: bool = in_state(_IS_STREAM, _WORKERS)
+    num_workers: int = in_state(_COUNT, f"{_MAIN}_num_workers")
+    num_yielded: int = in_state(_COUNT, "_snapshot._snapshot_step")
     """Batches that the loop got in this epoch."""
-    last_worker: int = _at("_snapshot._last_yielded_worker_id", integer(-1, _MAX_INTEGER), default=-1)
+    last_worker: int = in_state(integer(-1, _MAX_INTEGER), "_snapshot._last_yielded_worker_id", default=-1)
     """The worker whose shard gave the last batch; -1 before the first. Only for streams."""
-    ahead: list[int] = _at(f"{_MAIN}ahead", several(_COUNT), default_factory=list)
+    ahead: list[int] = in_state(_COUNT.several(), f"{_MAIN}ahead", default_factory=list)
     """Later steps that the loop won't get: it got them before earlier ones, with `in_order=False`."""
-    workers: tuple[WorkerSnapshot, ...] = ()
+    workers: Sequence[WorkerSnapshot] = in_state(_WORKER.several(), _WORKERS, default=())
     """By worker id. One, with `num_workers=0`."""
-    length_called: int | None = _at(f"{_MAIN}_IterableDataset_len_called", optional(_COUNT), default=None)
+    length_called: int | None = in_state(_COUNT.or_none(), f"{_MAIN}_IterableDataset_len_called", default=None)
     """What `len` of the stream returned, if the user has asked the loader for its length."""
-    num_sharing: int = _at(f"{_MAIN}num_sharing", _COUNT, default=0)
+    num_sharing: int = in_state(_COUNT, f"{_MAIN}num_sharing", default=0)
     """How many ranks the loader shares the stream out to, and to its workers. 0: the dataset does that."""
+    epoch: int | None = in_state(_COUNT.or_none(), older=None)
+    """In which a resume begins. `DataLoader.state_dict` fills in this and the next."""
+    batching: Mapping[str, Any] | None = in_state(Form("a dict", lambda value: {**value}).or_none(), older=None)
+    steps_since_snapshot: int = in_state(integer(0, 0), "_steps_since_snapshot", default=0)
 
     @property
     def next_batch(self) -> int | None:
@@ -258,63 +231,45 @@ class LoaderPosition:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state. Nothing in it changes later."""
-        state: dict[str, Any] = {"version": VERSION, "_steps_since_snapshot": 0}
-        _write(self, state)
-        _write(self.draws, state)
+        state = to_state(self, {"version": VERSION})
         state["_snapshot"]["_worker_snapshots"] = tuple(one.pack(is_stream=self.is_stream) for one in self.workers)
         return deepcopy(state)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderPosition:
-        """Return the position that a state describes.
-
-        Raises `TypeError` if it isn't a mapping, `StateMismatch` that names the field if one is missing or wrong.
-        """
-        if isinstance(state, Mapping) and "_snapshot" not in state:
-            kinds = {"position": "a SwiftLoader", "place": "a pipeline"}
-            of = [kind for name, kind in kinds.items() if name in state] or ["another class"]
-            raise StateMismatch(f"the state is of {of[0]}; pass what the state_dict() of a DataLoader returned")
-        is_old = isinstance(state, Mapping) and state.get("version") == 1
-        check_version(state, 1 if is_old else VERSION, "swift_loader.DataLoader")
-        checked_fields(state, {"_steps_since_snapshot": integer(0, 0)})
-        state = deepcopy(dict(state))
-        if is_old:
-            _upgrade(state)  # type: ignore[arg-type] # a dict
-        packed = checked_fields(state, {_WORKERS: several(_ANY)})[_WORKERS]
-        is_stream = any(field_of(one, "fetcher_state") is not None for one in packed)
-        where = "_snapshot._worker_snapshots.worker_"
-        if not is_stream:
-            packed = [one | {"fetcher_state": {"dataset_iter_state": None, "fetcher_ended": False}} for one in packed]
-        snapshots = [_read(WorkerSnapshot, one, f"{where}{number}.") for number, one in enumerate(packed)]
-        draws = _read(DrawsState, state)
-        position = _read(cls, state, draws=draws, is_stream=is_stream, workers=tuple(snapshots))
-        num_workers = position.num_workers
+        """Return the position that a state describes. Raises as `check_state` does, or names a field."""
+        if kind_of(state) == "DataLoader":
+            state = _upgraded(deepcopy(dict(state)))
+        position = from_state(cls, state, "DataLoader", VERSION)
+        workers, num_workers, draws = position.workers, position.num_workers, position.draws
         for is_right, problem in (
-            (len(packed) == max(1, num_workers), f"of {len(packed)} workers, but _num_workers={num_workers}"),
+            (len(workers) == max(1, num_workers), f"of {len(workers)} workers, but _num_workers={num_workers}"),
             (position.last_worker < max(1, num_workers), f"of worker {position.last_worker} of {num_workers}"),
             (
                 position.num_yielded <= draws.num_drawn + len(position.ahead),
                 f"of {position.num_yielded} batches, but _sampler_iter_yielded={draws.num_drawn}",
             ),
-            (
-                state.get("epoch", draws.next_epoch) == draws.next_epoch,
-                f"of epoch {draws.epoch}, but another one is in epoch",
-            ),
-            (all(one.num_since <= one.num_batches for one in snapshots), "of steps_since_snapshot above num_batches"),
+            (position.epoch in (None, draws.next_epoch), f"of epoch {draws.epoch}, but another one is in epoch"),
+            (all(one.num_since <= one.num_batches for one in workers), "of steps_since_snapshot above num_batches"),
         ):
             if not is_right:
                 raise StateMismatch(f"the state is {problem}; pass the dict that state_dict() returned, unchanged")
         return position
 
 
-def _upgrade(state: dict[str, Any]) -> None:
-    """Make a state of version 1 one of this version."""
+def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state, of version 2 if it is of version 1."""
+    if state.get("version") != 1:
+        return state
     workers, draws = field_of(state, _WORKERS), field_of(state, _MAIN[:-1])
     num_workers = len(workers) if isinstance(workers, Mapping) else 1
+    state["version"] = VERSION
     state["_snapshot"]["_worker_snapshots"] = [field_of(workers, f"worker_{number}") for number in range(num_workers)]
     for name in ("_index_sampler_state", "_sampler_iter_state", "global_states"):
         draws[name] = (field_of(draws, name),)
     draws.setdefault("draws_again", False)  # each state was taken for a place
+    # Without workers, it had these here, too.
+    return {name: value for name, value in state.items() if name not in ("dataset_state", "fetcher_state")}
 
 
 # Whether a loader can continue there ----------------------------------------------------------------------------------
@@ -406,30 +361,12 @@ def _sharing(num_ranks: int) -> str:
 
 def pack_states(states: Mapping[str, Any]) -> dict[str, Any]:
     """Return states of global generators by name, as JSON types."""
-    packed: dict[str, Any] = {}
-    if "torch" in states:
-        packed["torch"] = pack_bytes(states["torch"].numpy().tobytes())
-    if "python" in states:
-        version, words, gauss = states["python"]
-        packed["python"] = [version, pack_bytes(np.array(words, np.uint32).tobytes()), gauss]
-    if "numpy" in states:
-        name, words, *rest = states["numpy"]
-        packed["numpy"] = [str(name), pack_bytes(np.asarray(words, np.uint32).tobytes()), *map(float, rest)]
-    return packed
+    return {name: _PACKING[name][0](state) for name, state in states.items()}
 
 
 def unpack_states(packed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states that `pack_states` was called with."""
-    states: dict[str, Any] = {}
-    if "torch" in packed:
-        states["torch"] = as_torch(packed["torch"])
-    if "python" in packed:
-        version, words, gauss = packed["python"]
-        states["python"] = (version, tuple(np.frombuffer(_unpacked(words), np.uint32).tolist()), gauss)
-    if "numpy" in packed:
-        name, words, position, has_gauss, gauss = packed["numpy"]
-        states["numpy"] = (name, np.frombuffer(_unpacked(words), np.uint32), int(position), int(has_gauss), gauss)
-    return states
+    return {name: _PACKING[name][1](state) for name, state in packed.items()}
 
 
 def set_states(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
@@ -469,3 +406,22 @@ def _unpacked(text: str) -> bytes:
 def as_torch(text: str) -> torch.Tensor:
     """Return the state that `pack_bytes` was given, as torch takes it."""
     return torch.frombuffer(bytearray(_unpacked(text)), dtype=torch.uint8)
+
+
+def _pack_words(words: Any) -> str:
+    return pack_bytes(np.asarray(words, np.uint32).tobytes())
+
+
+def _words(text: str) -> Any:
+    return np.frombuffer(_unpacked(text), np.uint32)
+
+
+_PACKING: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "torch": (lambda state: pack_bytes(state.numpy().tobytes()), as_torch),
+    "python": (lambda s: [s[0], _pack_words(s[1]), s[2]], lambda s: (s[0], tuple(_words(s[1]).tolist()), s[2])),
+    "numpy": (
+        lambda s: [str(s[0]), _pack_words(s[1]), *map(float, s[2:])],
+        lambda s: (s[0], _words(s[1]), int(s[2]), int(s[3]), s[4]),
+    ),
+}
+"""By generator: what makes JSON types of its state, and what makes the state of these."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from swift_loader.delivery.iterator import IteratorState, LoopIterator, ShownIterator, Turn
@@ -19,7 +19,7 @@ from swift_loader.pipeline.stage import Item, Place
 from swift_loader.ranks.agreement import RankVotes
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
-from swift_loader.sampling.integers import MAX_BITS, Form, check_version, checked_fields, integer, optional, several
+from swift_loader.sampling.integers import MAX_BITS, TEXT, Form, check_same, from_state, in_state, integer, to_state
 from swift_loader.sampling.plan import MAX_EPOCH
 from swift_loader.sampling.progress import Progress
 from swift_loader.scheduler.delivery import Delivery
@@ -44,52 +44,40 @@ def _read_pair(given: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def _of(form: Form, **default: Any) -> Any:
-    """Declare a field of a state. `default`: of a field that older states don't have."""
-    return field(metadata={"form": form}, **default)
+_EPOCH, _KEY = integer(0, MAX_EPOCH), integer(0, 2**MAX_BITS)
+_PAIRS = Form("a pair", _read_pair, list).or_none().several()
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
     """What a pipeline needs to continue."""
 
-    epoch: int = _of(integer(0, MAX_EPOCH))
-    place: Place | None = _of(Form("a place", _as_tuples))
+    epoch: int = in_state(_EPOCH)
+    place: Place | None = in_state(Form("a place", lambda place: (*_as_tuples(place),), _as_lists).or_none())
     """Of the next item; None: the beginning of the epoch."""
-    seed: int = _of(integer(0, 2**MAX_BITS))
-    parameters: Sequence[str] = _of(several(Form("a text", str)))
+    seed: int = in_state(_KEY)
+    parameters: Sequence[str] = in_state(TEXT.several())
     """What the meaning of the place depends on: `Chain.parameters`."""
-    sources: Sequence[Any] = _of(several(optional(Form("a pair", _read_pair))))
+    # In a tuple: torch.distributed.checkpoint would take dicts in a list apart.
+    sources: Sequence[Any] = in_state(_PAIRS._replace(write=tuple))
     """For each source: (number of items, its own state) or None."""
-    told: int | None = _of(optional(integer(0, MAX_EPOCH)), default=None)
+    told: int | None = in_state(_EPOCH.or_none(), older=None)
     """The epoch that the sources were told; None: none."""
-    failures: Sequence[int] = _of(several(integer(0, MAX_EPOCH)), default=())
+    failures: Sequence[int] = in_state(_EPOCH.several(), older=())
     """How many items each `map` has left out in the epoch, in the order of the pipeline."""
-    lengths: Sequence[int | None] = _of(several(optional(integer(0, 2**MAX_BITS))), default=())
+    lengths: Sequence[int | None] = in_state(_KEY.or_none().several(), older=())
     """Of each source that has an index, if the place is in the middle of an epoch."""
-    shards: Sequence[ShardPlace] | None = _of(optional(several(optional(Form("a pair", _read_pair)))), default=None)
+    shards: Sequence[ShardPlace] | None = in_state(_PAIRS.or_none(), older=None)
     """Of each `shard`: which ranks can continue at the place. None: an older state doesn't say it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types, if the sources' states are."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        # The sources' are in a tuple: torch.distributed.checkpoint would take dicts in a list apart.
-        lists = {name: tuple(value) if name == "sources" else _as_lists(value) for name, value in values.items()}
-        return {"version": VERSION, **lists}
+        return to_state(self, {"version": VERSION})
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> PipelineState:
-        """Return a state that `to_dict` gave.
-
-        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
-        """
-        check_version(state, VERSION, "pipeline")
-        forms = {one.name: one.metadata["form"] for one in fields(cls)}
-        if unknown := {*state} - {"version", *forms}:
-            names = sorted(map(str, unknown))
-            raise StateMismatch(f"the state has the entries {names}; a pipeline's has only {sorted(forms)}")
-        newer = {one.name: one.default for one in fields(cls) if one.default is not MISSING}
-        return cls(**checked_fields({**newer, **state}, forms))
+        """Return a state that `to_dict` gave. Raises as `check_state` does, or names a field."""
+        return from_state(cls, state, "Pipeline", VERSION)
 
 
 @dataclass
@@ -529,10 +517,8 @@ class Epochs:
         """
         self._check_open()
         loaded = PipelineState.from_dict(state)
-        if self._given_seed is not None and loaded.seed != self._given_seed:
-            raise StateMismatch(
-                f"the state has seed={loaded.seed}, but this pipeline was made with seed={self._given_seed}"
-            )
+        if self._given_seed is not None:
+            check_same({"seed": loaded.seed}, {"seed": self._given_seed}, "this pipeline was given")
         if loaded.place is not None:
             self.chain.check(loaded.place)
             if tuple(loaded.parameters) != self.chain.parameters:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
 from swift_loader.checks import check_choice, check_integer, check_optional_integer
-from swift_loader.errors import StateMismatch
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks, torch_distributed
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, shown
+from swift_loader.sampling.integers import MAX_BITS, Form, check_known, check_same, check_state, field_of, integer
 from swift_loader.sampling.plan import MAX_EPOCH, Uneven
 from swift_loader.sampling.run import EpochRule, Pass, PassState, Shard
 
@@ -28,11 +27,19 @@ VERSION = 1
 """Version of the fields of a state, and of the orders. With another version, the order would be another one."""
 
 
+_ANY, PLACE = integer(0, 2**MAX_BITS), integer(0, MAX_EPOCH)
+FORMS = {"seed": _ANY, "epoch": PLACE, "position": PLACE, "finished": _ANY}
+"""What the states of all samplers have."""
+
+
 class ResumableSampler(DistributedSampler[_Item]):
     """One rank's part of each epoch. It is a `DistributedSampler`, so that frameworks don't split it again.
 
     A subclass yields the items of a pass in `_rest`, and advances the pass.
     """
+
+    _forms: Mapping[str, Form] = {}
+    """What else is in a state."""
 
     def __init__(self, ranks: Ranks, seed: int | None, uneven: str, *, is_seed_used: bool = True) -> None:
         """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here, if it is used.
@@ -135,27 +142,20 @@ class ResumableSampler(DistributedSampler[_Item]):
             TypeError: The state isn't a dict.
             StateMismatch: It is of another sampler or dataset, or of other options. Nothing has changed then.
         """
-        fields = self._saved_fields(state, ["seed", "epoch", "position", "finished", *self._facts])
+        fields = self._read(state)
         present = {**self._facts, **({"seed": self._seed} if self._has_own_seed else {})}
-        for name, value in present.items():
-            if fields[name] != value:
-                raise StateMismatch(
-                    f"the state was saved with {name}={fields[name]}, but this sampler has {name}={value}, which "
-                    f"changes the order. Give the saved value, or start a new run without load_state_dict()"
-                )
+        check_same(fields, present, "this sampler has")
         self._seed, self._drawn_for = fields["seed"], None
         self._passes.restore(fields["epoch"], fields["position"], at_end=bool(fields["finished"]))
 
-    def _saved_fields(self, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
-        """Return integer fields of a state. Raises as `load_state_dict` does."""
-        if isinstance(state, Mapping) and state.get("sampler") != self._name:
-            raise StateMismatch(
-                f"the state's sampler is {shown(state.get('sampler'))}, but it was loaded into a {self._name}; pass "
-                f"the dict that this sampler's state_dict() returned"
-            )
-        check_version(state, VERSION, self._name)
-        limits = {"epoch": MAX_EPOCH, "position": MAX_EPOCH}
-        return checked_fields(state, {name: integer(0, limits.get(name, 2**MAX_BITS)) for name in names})
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a state. Raises as `load_state_dict` does."""
+        check_state(state, "sampler", VERSION)
+        own = {"sampler": Form(repr(self._name), {self._name: self._name}.__getitem__)}
+        forms = {**own, **FORMS, **dict.fromkeys(self._facts, _ANY), **self._forms}
+        fields = {name: field_of(state, name, form) for name, form in forms.items()}
+        check_known(state, self.state_dict())
+        return fields
 
 
 def ranks_of(num_replicas: int | None, rank: int | None) -> Ranks:

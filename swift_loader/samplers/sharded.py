@@ -38,6 +38,7 @@ from swift_loader.checks import check_flag, check_integer, check_optional_intege
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import (
+    PLACE,
     ResumableSampler,
     chain_of,
     facts_of_sampler,
@@ -46,6 +47,7 @@ from swift_loader.samplers.base import (
     refuse_sampler,
     seed_of,
 )
+from swift_loader.sampling.integers import TEXT, Form
 from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
@@ -226,6 +228,11 @@ class _Mark(NamedTuple):
 _START = _Mark(0, None)
 
 
+def _read_mark(inner: Any) -> _Mark:
+    position, state = _START if inner in ((), []) else inner
+    return _Mark(PLACE.read(position), state)
+
+
 def distributed(
     sampler: Iterable[_Item],
     num_replicas: int | None = None,
@@ -261,6 +268,11 @@ def distributed(
 
 class ShardedSampler(ResumableSampler[_Item]):
     """What `distributed` returns. Use it where the sampler that it splits would be used."""
+
+    _forms = {
+        "inner": Form("a position and the sampler's state there, or nothing", _read_mark, older=_START),
+        "of": TEXT._replace(older=""),
+    }
 
     def __init__(self, inner: Iterable[_Item], ranks: Ranks, uneven: Uneven, seed: int | None) -> None:
         """Begin with epoch 0."""
@@ -315,21 +327,19 @@ class ShardedSampler(ResumableSampler[_Item]):
             TypeError: The state isn't a dict.
             StateMismatch: The state is of another seed, or the sampler has no `load_state_dict` for its part of it.
         """
-        mark, here = _START, facts_of_sampler(self.inner)
-        saved = state.get("of") if isinstance(state, Mapping) else None
-        if saved and here and saved != here and state.get("position") and not state.get("finished"):
-            raise StateMismatch(f"the state is of a {saved}, but the sampler is a {here}; give the same sampler")
         if isinstance(state, Mapping) and "inner_position" in state:  # of version 0.2
-            state = {**state, "inner": (state["inner_position"], state["inner"])}
-        if isinstance(state, Mapping) and state.get("inner"):
-            inner: Any = dict(enumerate(state["inner"]))
-            fields = self._saved_fields({**state, "inner": inner.get(0)}, ["position", "inner"])
-            mark = _Mark(fields["inner"], inner.get(1))
-            if mark.position > fields["position"] or not hasattr(self.inner, "load_state_dict"):
-                raise StateMismatch(
-                    f"the state has a state of the sampler, but the {type(self.inner).__name__} can't load it; give "
-                    f"the same sampler, or start a new run without load_state_dict()"
-                )
+            state = dict(state)
+            state["inner"] = (state.pop("inner_position"), state.get("inner"))
+        fields, here = self._read(state), facts_of_sampler(self.inner)
+        mark, of = fields["inner"], fields["of"]
+        if of and here and of != here and fields["position"] and not fields["finished"]:
+            raise StateMismatch(f"the state is of a {of}, but the sampler is a {here}; give the same sampler")
+        can_load = hasattr(self.inner, "load_state_dict") and mark.position <= fields["position"]
+        if mark.state is not None and not can_load:
+            raise StateMismatch(
+                f"the state has a state of the sampler, but the {type(self.inner).__name__} can't load it; give "
+                f"the same sampler, or start a new run without load_state_dict()"
+            )
         super().load_state_dict(state)
         self._marks = deque([mark])
 

@@ -1,10 +1,13 @@
-"""Accepts integers of Python, NumPy and torch, of any size, and checks those of a saved state. Pure."""
+"""Accepts integers of Python, NumPy and torch, of any size. And the states of loaders and samplers. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, SupportsIndex
+from dataclasses import MISSING
+from functools import lru_cache
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 from swift_loader.errors import StateMismatch
 
@@ -30,28 +33,26 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-# What states of loaders and samplers have in common
+# The states of loaders and samplers -----------------------------------------------------------------------------------
+#
+# A state is a dict with a version and fields. A field stands at a path in it, as in "folder.name", and has a form. A
+# record is a dataclass that declares its fields by `in_state`. All of them are always in a state, because
+# torch.distributed.checkpoint loads only what the state of a new loader has. For the same reason, no field is ever
+# added without a value for the states that lack it.
 
 _MAX_SHOWN_KEYS = 5
 _MAX_SHOWN_CHARS = 100
 
+_KINDS = (
+    ("DataLoader", {"_snapshot", "_iterator_finished"}),
+    ("sampler", {"version", "epoch", "position", "sampler"}),
+    ("sampler", {"version", "epoch", "position", "finished"}),
+    ("SwiftLoader", {"version", "seed", "epoch", "position"}),
+    ("Pipeline", {"version", "epoch", "place", "parameters"}),
+)
+"""What a state of each kind has. The first that fits counts. Our samplers that shuffle have a SwiftLoader's."""
 
-def check_version(state: Any, version: int, whose: str) -> None:
-    """Check that a state is a dict of this version. `whose` state it must be, for the messages."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
-    if "version" not in state:
-        keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN_KEYS])
-        raise StateMismatch(
-            f"the state has no version, but the keys {keys}; pass the dict that the state_dict() of a {whose} "
-            f"returned, such as checkpoint['loader']"
-        )
-    if as_integer(state["version"]) != version:
-        raise StateMismatch(
-            f"the state's version is {shown(state['version'])[:_MAX_SHOWN_CHARS]}, but this {whose} can only resume "
-            f"version {version}. The state is from another release of swift_loader, or from another program; resume "
-            f"with the same release"
-        )
+_Record = TypeVar("_Record")
 
 
 class Form(NamedTuple):
@@ -60,6 +61,25 @@ class Form(NamedTuple):
     what: str
     read: Callable[[Any], Any]
     """Returns the value, as this package uses it. Raises any error if it isn't one."""
+    write: Callable[[Any], Any] = lambda value: value
+    """Returns what stands in the state for it. MISSING: nothing."""
+    older: Any = MISSING
+    """The value in states of earlier versions that lack the field. MISSING: all have it."""
+
+    def or_none(self) -> Form:
+        """Return the form of such a value or None."""
+        read, write = (lambda value, do=do: None if value is None else do(value) for do in (self.read, self.write))
+        return Form(f"{self.what}, or None", read, write)
+
+    def several(self) -> Form:
+        """Return the form of a list of such values."""
+
+        def read(values: Any) -> list[Any]:
+            if not isinstance(values, (list, tuple)):
+                raise TypeError
+            return [self.read(value) for value in values]
+
+        return Form(f"a list, of which each is {self.what}", read, lambda values: [*map(self.write, values)])
 
 
 def integer(smallest: int, largest: int) -> Form:
@@ -75,45 +95,110 @@ def integer(smallest: int, largest: int) -> Form:
     return Form(f"an integer of at least {smallest} and {limit}", read)
 
 
-def optional(form: Form) -> Form:
-    """Return the form of such a value or None."""
-    return Form(f"{form.what}, or None", lambda value: None if value is None else form.read(value))
+ANY_COUNT = integer(0, 2**MAX_BITS - 1)
+ANYTHING = Form("anything", lambda value: value)
+TEXT = Form("a text", str.__str__)
 
 
-def several(form: Form) -> Form:
-    """Return the form of a list of such values."""
+def in_state(form: Form | type, path: str = "", *, older: Any = MISSING, **default: Any) -> Any:
+    """Declare a field of a record. `form`: or the class of a record whose fields are in the same state.
 
-    def read(values: Any) -> list[Any]:
-        if not isinstance(values, (list, tuple)):
-            raise TypeError
-        return [form.read(value) for value in values]
-
-    return Form(f"a list, of which each is {form.what}", read)
+    `path`: where it stands, if not under its name. `older`: see `Form`; also the default.
+    """
+    form = form._replace(older=older) if isinstance(form, Form) else form
+    return dataclasses.field(metadata={"path": path, "form": form}, **{"default": older, **default})
 
 
-def field_of(state: Any, path: str) -> Any:
-    """Return what stands at a path in a state, as in "folder.name"."""
-    for name in path.split("."):
-        if not isinstance(state, Mapping) or name not in state:
-            raise StateMismatch(f"the state has no field {path!r}; pass the dict that state_dict() returned, unchanged")
-        state = state[name]
+@lru_cache
+def _places(record: Any) -> list[tuple[str, str, Any]]:
+    """Return name, path and form of a record's fields."""
+    declared = [(one.name, one.metadata) for one in dataclasses.fields(record) if one.metadata]
+    return [(name, place["path"] or name, place["form"]) for name, place in declared]
+
+
+def to_state(record: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Put a record into a state. Return the state."""
+    for name, path, form in _places(record.__class__):
+        value = getattr(record, name)
+        if not isinstance(form, Form):
+            to_state(value, state)
+        elif (value := form.write(value)) is not MISSING:
+            inner, last = state, path
+            while "." in last:
+                folder, _, last = last.partition(".")
+                inner = inner.setdefault(folder, {})
+            inner[last] = value
     return state
 
 
-def checked_fields(state: Any, forms: Mapping[str, Form], where: str = "") -> dict[str, Any]:
-    """Return fields of a state by their paths, see `field_of`. Raises `StateMismatch` that names one.
+def from_state(record: Callable[..., _Record], state: Any, kind: str = "", version: int = 0, **others: Any) -> _Record:
+    """Return the record of a state. `kind`, `version`: see `check_state`; without, it is a part of a state."""
+    if kind:
+        check_state(state, kind, version)
+    for name, path, form in _places(record):
+        others[name] = field_of(state, path, form) if isinstance(form, Form) else from_state(form, state)
+    made = record(**others)
+    if kind:
+        check_known(state, to_state(made, {"version": version}))
+    return made
 
-    `where`: the path to the state if it is a part of another one, for the error.
-    """
-    fields = {}
-    for path, form in forms.items():
-        value = field_of(state, path)
-        try:
-            fields[path] = form.read(value)
-        except Exception as error:
-            text = shown(value)[:_MAX_SHOWN_CHARS]
+
+def kind_of(state: Any) -> str | None:
+    """Return which kind of state this is; None if it is no state."""
+    return next((kind for kind, has in _KINDS if isinstance(state, Mapping) and state.keys() >= has), None)
+
+
+def check_state(state: Any, kind: str, version: int) -> None:
+    """Check that a state is a dict of this kind and version."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
+    if (found := kind_of(state)) not in (None, kind):
+        raise StateMismatch(f"the state is of a {found}; pass what the state_dict() of a {kind} returned")
+    if "version" not in state:
+        keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN_KEYS])
+        raise StateMismatch(
+            f"the state has no version, but the keys {keys}; pass the dict that the state_dict() of swift_loader's "
+            f"{kind} returned, such as checkpoint['loader']"
+        )
+    if as_integer(state["version"]) != version:
+        raise StateMismatch(
+            f"the state's version is {shown(state['version'])[:_MAX_SHOWN_CHARS]}, but this {kind} can only resume "
+            f"version {version}. The state is from another release of swift_loader, or from another program; resume "
+            f"with the same release"
+        )
+
+
+def check_known(state: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Check that a state has nothing but what is in another one."""
+    if unknown := sorted(map(str, state.keys() - known.keys())):
+        raise damaged(f"the state has the unknown fields {', '.join(unknown)}")
+
+
+def field_of(state: Any, path: str, form: Form = ANYTHING) -> Any:
+    """Return what stands at a path in a state. Raises `StateMismatch` that names it if it is missing or wrong."""
+    for name in path.split("."):
+        if isinstance(state, Mapping) and name in state:
+            state = state[name]
+        elif form.older is not MISSING:
+            return form.older
+        else:
+            raise damaged(f"the state has no field {path!r}")
+    try:
+        return form.read(state)
+    except Exception as error:
+        raise damaged(f"the state's {path}={shown(state)[:_MAX_SHOWN_CHARS]} must be {form.what}") from error
+
+
+def damaged(problem: str) -> StateMismatch:
+    """Return the error for a state that isn't as it was saved."""
+    return StateMismatch(f"{problem}; pass the dict that state_dict() returned, unchanged")
+
+
+def check_same(saved: Mapping[str, Any], present: Mapping[str, Any], whose: str) -> None:
+    """Check that a state was saved with these values. `whose` they are, as in "this sampler has"."""
+    for name, value in present.items():
+        if saved[name] != value:
             raise StateMismatch(
-                f"the state's {where}{path}={text} must be {form.what}; pass the dict that state_dict() returned, "
-                f"unchanged"
-            ) from error
-    return fields
+                f"the state was saved with {name}={saved[name]}, but {whose} {name}={value}; give the saved value, or "
+                f"start a new run without load_state_dict()"
+            )

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import StateMismatch, counted, noted
-from swift_loader.sampling.integers import as_integer, integer, shown
+from swift_loader.sampling.integers import Form, as_integer, check_same, field_of, integer
 from swift_loader.sampling.permutation import Positions, Purpose, Shuffle, derive_key, derive_keys, visit
 from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, Position, Skips
 
@@ -227,11 +227,7 @@ class Mix:
                 f"{_shown_sources(self)}. Give the same ones in the same order, with new ones behind them; a "
                 f"weight of 0 takes one out"
             )
-        if self.epoch_size != saved.epoch_size:
-            raise StateMismatch(
-                f"the state was saved with epoch_size={saved.epoch_size}, but this mixture has {self.epoch_size}; give "
-                f"Mixture(epoch_size={saved.epoch_size})"
-            )
+        check_same({"epoch_size": saved.epoch_size}, {"epoch_size": self.epoch_size}, "this mixture has")
         if self.given == saved.given and len(self.names) == num_saved:
             return saved
         new = (0.0,) * (len(self.names) - num_saved)
@@ -256,27 +252,24 @@ class Mix:
     @classmethod
     def of_state(cls, state: Any) -> Mix:
         """Return the mix of a saved state."""
+        return field_of({"mixture": state}, "mixture", Form("what a mixture saves", cls._read))  # type: ignore[no-any-return]
+
+    @classmethod
+    def _read(cls, state: Any) -> Mix:
         whole, size = integer(0, MAX_POSITION).read, integer(1, MAX_POSITION).read
-        try:
-            names, lengths = zip(*((str(name), size(length)) for name, length in state["sources"]), strict=True)
-            changes = tuple((whole(begin), tuple(map(float, weights))) for begin, weights in state["weights"])
-            excluded = tuple(
-                (whole(source), Skips.from_dict({EXCLUDED: value}, lengths[source]))
-                for source, value in state[EXCLUDED]
-            )
-            begins = [begin for begin, _ in changes]
-            if begins != sorted(begins) or begins[0]:
-                raise ValueError
-            if not all(0 < skips.num_excluded < lengths[source] for source, skips in excluded):
-                raise ValueError
-            for _, weights in changes:
-                check_weights(weights, len(names))
-            return cls(names, lengths, size(state["epoch_size"]), changes, str(state["given"]), excluded)
-        except Exception as error:
-            raise StateMismatch(
-                f"the state's mixture={shown(state)[:100]} isn't what a mixture saves; pass the dict that state_dict() "
-                f"returned, unchanged"
-            ) from error
+        names, lengths = zip(*((str(name), size(length)) for name, length in state["sources"]), strict=True)
+        changes = tuple((whole(begin), tuple(map(float, weights))) for begin, weights in state["weights"])
+        excluded = tuple(
+            (whole(source), Skips.from_dict({EXCLUDED: value}, lengths[source])) for source, value in state[EXCLUDED]
+        )
+        begins = [begin for begin, _ in changes]
+        if begins != sorted(begins) or begins[0]:
+            raise ValueError
+        if not all(0 < skips.num_excluded < lengths[source] for source, skips in excluded):
+            raise ValueError
+        for _, weights in changes:
+            check_weights(weights, len(names))
+        return cls(names, lengths, size(state["epoch_size"]), changes, str(state["given"]), excluded)
 
 
 class _Rest:

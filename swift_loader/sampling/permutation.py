@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.sampling.integers import ANY_COUNT, MAX_BITS, in_state, integer
+
 Positions = NDArray[np.uint64]
 Halves = NDArray[np.unsignedinteger[Any]]
 """Coordinates, with half the bits of a position."""
@@ -183,13 +185,13 @@ MAX_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How the samples of each epoch are shuffled."""
+    """How the samples of each epoch are shuffled. A saved state has all of it."""
 
-    seed: int
-    shuffle: bool
-    window: int
+    seed: int = in_state(ANY_COUNT)
+    shuffle: bool = in_state(ANY_COUNT._replace(read=lambda value: bool(ANY_COUNT.read(value)), write=int))
+    window: int = in_state(ANY_COUNT, "nearby_shuffle")
     """Number of samples to shuffle together; 0: all of them."""
-    run_length: int
+    run_length: int = in_state(integer(1, 2**MAX_BITS - 1))
     """Number of consecutive samples that stay in one window."""
 
     @property

@@ -10,29 +10,16 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import MAX_BITS, check_version, checked_fields, integer, optional
-from swift_loader.sampling.mixture import Mix, weights_of
+from swift_loader.sampling.integers import ANY_COUNT, check_same, damaged, from_state, in_state, to_state
+from swift_loader.sampling.mixture import weights_of
 from swift_loader.sampling.permutation import MAX_SAMPLES
-from swift_loader.sampling.plan import MAX_EPOCH, Uneven
+from swift_loader.sampling.plan import Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.sampling.skips import EXCLUDED, NO_SKIPS, SKIPPED, Position, SkippedRange, Skips, rows_of
+from swift_loader.sampling.skips import NO_SKIPS, Position, SkippedRange, Skips, rows_of
 from swift_loader.sampling.work import PlannedSource
 
 VERSION = 1
 """Version of the state's fields and of the permutation. With another version, the order would be another one."""
-
-_ANY = integer(0, 2**MAX_BITS - 1)
-_FORMS = {
-    "seed": _ANY,
-    "epoch": integer(0, MAX_EPOCH),
-    "position": integer(0, MAX_EPOCH),
-    "shuffle": _ANY,
-    "nearby_shuffle": _ANY,
-    "run_length": integer(1, 2**MAX_BITS - 1),
-    "num_samples": optional(_ANY),
-}
-_MIXTURE = "mixture"
-"""The field of a mixture."""
 
 
 class PassState(Enum):
@@ -153,57 +140,28 @@ class Checkpoint:
     because they may change when the run resumes.
     """
 
-    order: OrderSettings
-    position: Position
-    num_samples: int | None
+    order: OrderSettings = in_state(OrderSettings)
+    position: Position = in_state(Position)
+    num_samples: int | None = in_state(ANY_COUNT.or_none(), older=None)
     """Length of the dataset; None if it wasn't known, because the loader wasn't started."""
-    skips: Skips = NO_SKIPS
+    skips: Skips = in_state(Skips, default=NO_SKIPS)
 
     def fits(self, num_samples: int) -> bool:
         """Return whether it may be of a dataset of this length."""
         return self.position.num_samples <= num_samples and self.num_samples in (None, num_samples)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dict that `state_dict()` returns.
-
-        All fields are always there, because torch.distributed.checkpoint loads only what the state of a new loader has.
-        """
-        state: dict[str, Any] = {
-            "version": VERSION,
-            "seed": self.order.seed,
-            "epoch": self.position.epoch,
-            "position": self.position.num_samples,
-            "shuffle": int(self.order.shuffle),
-            "nearby_shuffle": self.order.window,
-            "run_length": self.order.run_length,
-            "num_samples": self.num_samples,
-        }
-        if self.order.mix is not None:
-            state[_MIXTURE] = dict(self.order.mix.state)
-        return state | self.skips.to_dict()
+        """Return the dict that `state_dict()` returns."""
+        return to_state(self, {"version": VERSION})
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`."""
-        check_version(state, VERSION, "SwiftLoader")
-        unknown = sorted(map(str, set(state) - {"version", *_FORMS, SKIPPED, EXCLUDED, _MIXTURE}))
-        if unknown:
-            raise StateMismatch(
-                f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
-                f"unchanged"
-            )
-        fields = checked_fields({"num_samples": None, **state}, _FORMS)  # earlier versions left it out
-        num_samples, position = fields["num_samples"], fields["position"]
-        if num_samples is not None and position > num_samples:
-            raise StateMismatch(
-                f"the state's position={position} is greater than its num_samples={num_samples}; pass the dict that "
-                f"state_dict() returned, unchanged"
-            )
-        mix = Mix.of_state(state[_MIXTURE]) if _MIXTURE in state else None
-        parts = fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"]
-        order = OrderSettings(*parts, mix)
-        skips = Skips.from_dict(state, num_samples)
-        return cls(order, Position(fields["epoch"], position), num_samples, skips)
+        saved = from_state(cls, state, "SwiftLoader", VERSION)
+        num_samples, reached = saved.num_samples, saved.position.num_samples
+        if num_samples is not None and reached > num_samples:
+            raise damaged(f"the state's position={reached} is greater than its num_samples={num_samples}")
+        return replace(saved, skips=saved.skips.checked(num_samples))
 
 
 def fixed_fields(*, seed: int | None, shuffle: bool, window: int | None) -> frozenset[str]:
@@ -284,13 +242,8 @@ class Run(EpochRule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a saved state. If this run can't continue it, nothing has changed."""
         saved = Checkpoint.from_dict(state)
-        before, now = saved.to_dict(), self.state_dict()
-        for name in ("shuffle", "nearby_shuffle", "seed"):
-            if name in self._fixed and before[name] != now[name]:
-                raise StateMismatch(
-                    f"the state was saved with {name}={before[name]}, but this loader was given {name}={now[name]}; "
-                    f"give the saved value, or start a new run without load_state_dict()"
-                )
+        present = self.state_dict()
+        check_same(saved.to_dict(), {name: present[name] for name in sorted(self._fixed)}, "this loader was given")
         if self.num_samples is not None:
             _check_length(saved, self.num_samples)
         self.order = self._resumed_order(saved)

@@ -9,12 +9,14 @@ nothing else. So a run can resume with another batch size, number of ranks or nu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.sampling.integers import Form, in_state
 from swift_loader.sampling.mixture import Mix
 from swift_loader.sampling.permutation import MAX_SAMPLES, Purpose, Shuffle, derive_key, visit
 
@@ -61,11 +63,15 @@ def run_length_for(window: int, batch_size: int) -> int:
     return longest
 
 
+def _write_mix(mix: Mix | None) -> Any:
+    return MISSING if mix is None else dict(mix.state)
+
+
 @dataclass(frozen=True, slots=True)
 class OrderSettings(Shuffle):
-    """Everything that an order depends on, except the dataset's length and the epoch. A saved state has all of it."""
+    """Everything that an order depends on, except the dataset's length and the epoch."""
 
-    mix: Mix | None = None
+    mix: Mix | None = in_state(Form("what a mixture saves", Mix.of_state, _write_mix), "mixture", older=None)
     """Of a mixture, of which each source is visited in this order."""
 
     @classmethod

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import StateMismatch
-from swift_loader.sampling.integers import Form, checked_fields, integer, several
+from swift_loader.sampling.integers import Form, damaged, from_state, in_state, integer, to_state
 
 Indices = NDArray[np.int64]
 
@@ -30,13 +29,18 @@ NO_INDICES = np.empty(0, np.int64)
 BLOCK_INDICES = 2**20
 """So many dataset indices a user's function gets at once."""
 
+SKIPPED, EXCLUDED = "skipped", "excluded"
+"""Fields of a state."""
+
+_PLACE = integer(0, 2**62 - 1)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
     """A position between two samples of a run. It is the same on all ranks, and independent of their batch size."""
 
-    epoch: int
-    num_samples: int
+    epoch: int = in_state(_PLACE)
+    num_samples: int = in_state(_PLACE, "position")
     """Number of samples of the epoch's order before the position."""
 
 
@@ -119,13 +123,43 @@ class Gaps:
         return found
 
 
+def _read_ranges(value: Any, num_columns: int = 3) -> Indices:
+    """Return rows that end with `begin, end`, `(n, num_columns)`."""
+    given = np.asarray(value)
+    if given.shape == (0,):
+        return NO_INDICES.reshape(0, num_columns)
+    table: Indices = given.astype(np.int64)
+    is_integer = given.dtype.kind in "iu"
+    if not is_integer or table.shape[1:] != (num_columns,) or table.min() < 0 or (table[:, -2] >= table[:, -1]).any():
+        raise ValueError
+    return table
+
+
+def _read_exclusion(value: Any) -> Exclusion:
+    rows = np.array(value[2].replace(":", ",").split(","), np.int64)
+    since = Position(*map(_PLACE.read, value[:2]))
+    return Exclusion.of(since, *_read_ranges(rows.reshape(-1, 2), 2).T)
+
+
+_RANGES = Form(
+    "a list of ranges [epoch, begin, end] with begin < end",
+    lambda value: [SkippedRange(*row) for row in _read_ranges(value).tolist()],
+    lambda ranges: [[one.epoch, one.begin, one.end] for one in ranges],
+)
+_EXCLUSION = Form(
+    "[epoch, position, 'begin:end,begin:end']",
+    _read_exclusion,
+    lambda one: [one.since.epoch, one.since.num_samples, one.text],
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Skips:
     """Everything that a run leaves out."""
 
-    ranges: tuple[SkippedRange, ...] = ()
+    ranges: tuple[SkippedRange, ...] = in_state(_RANGES, SKIPPED, older=())
     """The skipped steps, in order. No two of them overlap or touch, so equal skips are equal values."""
-    exclusions: tuple[Exclusion, ...] = ()
+    exclusions: tuple[Exclusion, ...] = in_state(_EXCLUSION.several(), EXCLUDED, older=())
     """In order. Each has other rows, and at least one."""
     gaps: dict[tuple[Any, int], Gaps] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What it leaves out, by order and epoch, as far as a plan has computed it."""
@@ -179,10 +213,7 @@ class Skips:
 
         `skipped` has `[epoch, begin, end]` of each range, `excluded` has `[epoch, position, rows]`, see `Exclusion`.
         """
-        return {
-            SKIPPED: [[one.epoch, one.begin, one.end] for one in self.ranges],
-            EXCLUDED: [[one.since.epoch, one.since.num_samples, one.text] for one in self.exclusions],
-        }
+        return to_state(self, {})
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], num_samples: int | None) -> Skips:
@@ -190,48 +221,23 @@ class Skips:
 
         A checkpoint may have converted the integers and lists.
         """
-        fields = checked_fields(state, {name: form for name, form in _FORMS.items() if name in state})
-        steps, excluded = fields.get(SKIPPED, NO_INDICES.reshape(0, 3)).tolist(), fields.get(EXCLUDED, [])
-        ends = [row[-1] for row in steps]
-        ends += [end for one in excluded for end in (one.since.num_samples, int(one.rows[-1]) + 1)]
+        return from_state(cls, state).checked(num_samples)
+
+    def checked(self, num_samples: int | None) -> Skips:
+        """Return what a state has, in order. Raises `StateMismatch` if it is beyond the dataset's length."""
+        ends = [one.end for one in self.ranges]
+        ends += [end for one in self.exclusions for end in (one.since.num_samples, int(one.rows[-1]) + 1)]
         if ends and (num_samples is None or max(ends) > num_samples):
-            raise StateMismatch(
-                f"the state leaves out samples up to {max(ends)}, which is beyond its num_samples={num_samples}; pass "
-                f"the dict that state_dict() returned, unchanged"
+            raise damaged(
+                f"the state leaves out samples up to {max(ends)}, which is beyond its num_samples={num_samples}"
             )
-        skips = NO_SKIPS.added(SkippedRange(*row) for row in steps)
-        for one in excluded:
+        skips = NO_SKIPS.added(self.ranges)
+        for one in self.exclusions:
             skips = skips.excluding(one.since, one.rows)
         return skips
 
 
 NO_SKIPS = Skips()
-SKIPPED, EXCLUDED = "skipped", "excluded"
-"""The fields of a state."""
-
-
-def _read_ranges(value: Any, num_columns: int = 3) -> Indices:
-    """Return rows that end with `begin, end`, `(n, num_columns)`."""
-    given = np.asarray(value)
-    if given.shape == (0,):
-        return NO_INDICES.reshape(0, num_columns)
-    table: Indices = given.astype(np.int64)
-    is_integer = given.dtype.kind in "iu"
-    if not is_integer or table.shape[1:] != (num_columns,) or table.min() < 0 or (table[:, -2] >= table[:, -1]).any():
-        raise ValueError
-    return table
-
-
-def _read_exclusion(value: Any) -> Exclusion:
-    (epoch, position), rows = _AT.read(value[:2]), np.array(value[2].replace(":", ",").split(","), np.int64)
-    return Exclusion.of(Position(epoch, position), *_read_ranges(rows.reshape(-1, 2), 2).T)
-
-
-_AT = several(integer(0, 2**62))
-_FORMS = {
-    SKIPPED: Form("a list of ranges [epoch, begin, end] with begin < end", _read_ranges),
-    EXCLUDED: several(Form("[epoch, position, 'begin:end,begin:end']", _read_exclusion)),
-}
 
 
 def rows_of(asked: Any, num_samples: int) -> Indices:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import json
 import random
@@ -238,35 +236,6 @@ def test_the_epoch_after_one_with_nothing_left_continues_persistent_datasets(num
     loaders[1].load_state_dict(loaders[0].state_dict())
     rest = [[plain(batch) for batch in epoch] for epoch in (iterator, loaders[0], loaders[0])]
     assert [[plain(batch) for batch in loaders[1]] for _ in range(3)] == rest
-
-
-def _paths(state: dict[str, Any], *path: str) -> Iterator[tuple[str, ...]]:
-    """Yield where the fields are that a state is read from, apart from what objects of the user's return."""
-    users = "dataset_state", "dataset_iter_state", "_sampler_iter_state", "_index_sampler_state", "batching"
-    for name, value in state.items():
-        if name not in users:
-            yield (*path, name)
-            if isinstance(value, dict):
-                yield from _paths(value, *path, name)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("name", ["np.random", "own shuffle", "iterator", "shared"])
-def test_each_field_of_a_state_is_checked(name: str, num_workers: int) -> None:
-    make = {**SAMPLED, **STREAMS, "shared": SHARED["no state"]}[name]
-    loader, resumed = make(num_workers), make(num_workers)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    for *folders, field in (path for path in _paths(state) if path != ("fetcher_state",)):
-        for wrong in (-(2**70), 2**70, 0.5, "x", [-(2**70)], {"x": 1}, object()):
-            broken = copy.deepcopy(state)
-            functools.reduce(dict.__getitem__, folders, broken)[field] = wrong
-            with pytest.raises(StateMismatch, match="the state"):
-                resumed.load_state_dict(broken)
-    with pytest.raises(StateMismatch, match="the state is of a SwiftLoader"):
-        resumed.load_state_dict({"version": 1, "seed": 1, "epoch": 0, "position": 8})
-    del iterator
 
 
 def test_a_stream_at_the_end_of_its_epoch_takes_another_number_of_workers() -> None:
@@ -797,8 +766,6 @@ def test_an_empty_state_changes_nothing() -> None:
     loaders[1].load_state_dict(state)
     loaders[1].load_state_dict({})
     assert [plain(batch) for batch in loaders[1]] == epochs[1]
-    with pytest.raises(TypeError, match="the state is a NoneType"):
-        loaders[1].load_state_dict(None)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

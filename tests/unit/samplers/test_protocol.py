@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader, DistributedSampler
 
-from swift_loader import StateMismatch
 from tests.support.samplers import MAKERS, NUM_SAMPLES, Make, flat, of_ranks
 
 every_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
@@ -188,20 +187,3 @@ def test_another_number_of_ranks_draws_the_rest(name: str, data: st.DataObject, 
     drawn += flat([rank[step] for step in range(num_full) for rank in rest])
     assert drawn[: len(expected)] == expected
     assert set(drawn[len(expected) :]) <= set(range(NUM_SAMPLES))  # what pads the last step
-
-
-@every_sampler
-def test_a_wrong_state_is_refused_and_changes_nothing(make: Make) -> None:
-    sampler = make(2, 1)
-    iterator = iter(sampler)
-    next(iterator)
-    state = sampler.state_dict()
-    with pytest.raises(TypeError, match="pass the dict"):
-        make(2, 1).load_state_dict(None)
-    for name, wrong in [("version", 99), ("seed", -1), ("epoch", "x"), ("position", -1)]:
-        with pytest.raises(StateMismatch, match=name):
-            sampler.load_state_dict({**state, name: wrong})
-    assert sampler.state_dict() == state
-    other = MAKERS["buckets" if "Token" in str(state.get("sampler")) else "tokens"](1, 0)
-    with pytest.raises(StateMismatch):
-        other.load_state_dict(state)
