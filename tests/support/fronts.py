@@ -20,6 +20,9 @@ from swift_loader.pipeline import Pipeline, StageLoader
 
 NUM_BATCHES = 20
 
+GO_ON = "go on"
+"""The file in the folder of `Numbers` that ends all waits."""
+
 MIXED = [number * 7 % NUM_BATCHES for number in range(NUM_BATCHES)]
 """What the sampler gives."""
 
@@ -28,7 +31,7 @@ class Numbers:
     """Sample i is `[i, ..., i, pid of its worker] int64`. What happens at some samples is said by `deeds`."""
 
     def __init__(self, size: int = 8, deeds: Mapping[int, str] | None = None, marker: str = "") -> None:
-        """Make `size` numbers of each sample. `marker` is a folder that gets a file for each worker that hangs."""
+        """Make `size` numbers of each sample. `marker` is a folder that gets a file for each process that waits."""
         self.size, self.deeds, self.marker = size, dict(deeds or {}), marker
 
     def __len__(self) -> int:
@@ -40,11 +43,12 @@ class Numbers:
             raise ValueError(f"sample {index} is bad")
         if deed == "die":
             os._exit(3)
-        if deed == "hang":
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        if deed in ("hang", "wait"):
+            if deed == "hang":
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             Path(self.marker, str(os.getpid())).touch()
-            while True:
-                time.sleep(1000)
+            while not Path(self.marker, GO_ON).exists():
+                time.sleep(0.01)
         sample = np.full(self.size, index)
         sample[-1] = os.getpid()
         return sample
@@ -88,11 +92,26 @@ class Front:
 
     name: str
     make: Callable[..., Any]
-    """Returns a loader. Its arguments are those of `Numbers`."""
+    """Returns a loader. Its arguments are those of `Numbers`, `timeout` and `worker_restarts`."""
     planned: tuple[int, ...] = tuple(range(NUM_BATCHES))
     """The numbers of the batches, in order."""
     has_processes: bool = True
     in_order: bool = True
+    works_ahead: bool = True
+    """Whether anything but the loop's thread builds batches."""
+    iterators: str = "independent"
+    """What a second iterator does to the first: "independent", it has an epoch of its own; "superseded", the first one
+    ends, as with a load; "the same", the first one begins again; "one place", both move the dataset."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether it has a state in the middle of an epoch."""
+        return self.in_order or self.is_torchs
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it does as torch's loader: `close` isn't the end of it, and it learns of an end only by asking."""
+        return self.name.startswith("DataLoader")
 
     def __str__(self) -> str:
         return self.name
@@ -111,24 +130,32 @@ def pid_of(batch: Any) -> int:
 
 
 def swift_loader(num_workers: int = 2, given: Mapping[str, Any] | None = None, **options: Any) -> SwiftLoader:
-    fixed: dict[str, Any] = {"shuffle": False, "seed": 0, "validate": False, "worker_restarts": 0, **(given or {})}
+    fixed = {"shuffle": False, "seed": 0, "validate": False, **limits(options), **(given or {})}
     return SwiftLoader(Numbers, options, worker_per_consumer=num_workers, **fixed)
 
 
+def limits(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a loader out of those of `Numbers`."""
+    return {"worker_restarts": options.pop("worker_restarts", 0), "timeout": options.pop("timeout", 0)}
+
+
 def data_loader(given: Mapping[str, Any] | None = None, **options: Any) -> DataLoader[Any]:
-    fixed: dict[str, Any] = {"sampler": MIXED, "num_workers": 2, "worker_restarts": 0, **(given or {})}
+    fixed = {"sampler": MIXED, "num_workers": 2, **limits(options), **(given or {})}
     return DataLoader(Numbers(**options), **fixed)  # type: ignore[arg-type]
 
 
 def stream(num_workers: int = 2, kind: type[Stream] = Stream, **options: Any) -> DataLoader[Any]:
-    return DataLoader(kind(**options), num_workers=num_workers, worker_restarts=0)
+    fixed = limits(options)
+    return DataLoader(kind(**options), num_workers=num_workers, **fixed)
 
 
 def pipeline(on: Any = "process", **options: Any) -> Pipeline:
-    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options), concurrency=2, on=on)
+    timeout = limits(options)["timeout"]
+    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options), concurrency=2, on=on, timeout=timeout)
 
 
 def stage_loader(**options: Any) -> StageLoader:
+    timeout = limits(options)["timeout"]
     return StageLoader(
         range(NUM_BATCHES),
         preprocessor=Numbers(**options),
@@ -137,17 +164,21 @@ def stage_loader(**options: Any) -> StageLoader:
         num_threads=2,
         output_order="input",
         seed=0,
+        timeout=timeout,
     )
 
 
 def plain_pipeline(**options: Any) -> Pipeline:
-    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options)).batch(1)
+    timeout = limits(options)["timeout"]
+    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options), timeout=timeout).batch(1)
 
 
+OfSwift = partial(Front, iterators="superseded")
+INLINE: dict[str, Any] = {"has_processes": False, "works_ahead": False}
 TO_DEVICE = {"device": "cpu", "max_nb_batch_on_device": 2}
 
 FRONTS = (
-    Front("SwiftLoader", swift_loader),
+    OfSwift("SwiftLoader", swift_loader),
     Front("DataLoader", data_loader, tuple(MIXED)),
     Front("DataLoader to a device", partial(data_loader, TO_DEVICE), tuple(MIXED)),
     Front("DataLoader of a stream", stream),
@@ -157,17 +188,24 @@ FRONTS = (
 
 INTERRUPTED = (
     *FRONTS,
-    Front("SwiftLoader without workers", partial(swift_loader, 0), has_processes=False),
-    Front("SwiftLoader with threads", partial(swift_loader, 2, {"worker_type": "thread"}), has_processes=False),
-    Front("SwiftLoader out of order", partial(swift_loader, 2, {"in_order": False}), in_order=False),
-    Front("DataLoader without workers", partial(data_loader, {"num_workers": 0}), tuple(MIXED), has_processes=False),
+    OfSwift("SwiftLoader without workers", partial(swift_loader, 0), **INLINE),
+    OfSwift("SwiftLoader with threads", partial(swift_loader, 2, {"worker_type": "thread"}), has_processes=False),
+    OfSwift("SwiftLoader out of order", partial(swift_loader, 2, {"in_order": False}), in_order=False),
+    Front("DataLoader without workers", partial(data_loader, {"num_workers": 0}), tuple(MIXED), **INLINE),
     Front(
         "DataLoader with threads", partial(data_loader, {"worker_type": "thread"}), tuple(MIXED), has_processes=False
     ),
     Front("DataLoader out of order", partial(data_loader, {"in_order": False, "sampler": None}), in_order=False),
-    Front("DataLoader with workers that stay", partial(data_loader, {"persistent_workers": True}), tuple(MIXED)),
-    Front("DataLoader of a stream without workers", partial(stream, 0), has_processes=False),
-    Front("DataLoader of a stateful stream without workers", partial(stream, 0, Stateful), has_processes=False),
+    Front(
+        "DataLoader with workers that stay",
+        partial(data_loader, {"persistent_workers": True}),
+        tuple(MIXED),
+        iterators="the same",
+    ),
+    Front("DataLoader of a stream without workers", partial(stream, 0), **INLINE),
+    Front(
+        "DataLoader of a stateful stream without workers", partial(stream, 0, Stateful), **INLINE, iterators="one place"
+    ),
     Front("Pipeline in threads", partial(pipeline, "thread"), has_processes=False),
     Front("Pipeline without workers", plain_pipeline, has_processes=False),
 )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,20 +91,6 @@ def draw(number: int) -> tuple[int, float]:
 
 def array_of(number: int) -> dict[str, Any]:
     return {"id": number, "pixels": np.full((50, 40), number % 256, np.uint8)}
-
-
-class DiesOnce:
-    """Kills its process at an item, the first time."""
-
-    def __init__(self, folder: Path, at: int) -> None:
-        self._marker = folder / "died"
-        self._at = at
-
-    def __call__(self, number: int) -> int:
-        if number == self._at and not self._marker.exists():
-            self._marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
 
 
 class Counted:

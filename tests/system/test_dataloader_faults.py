@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from swift_loader import DataLoader, SwiftLoader, WorkerDied, WorkerStalled
 from tests.support.helpers import (
     LIKE_A_FORK,
-    exhaustive_unless,
     going_on_when_told,
     is_true_in_a_fork,
     loader_processes,
@@ -110,12 +109,6 @@ def make(dataset: Any, **options: Any) -> DataLoader[Any]:
 
 
 KINDS = ["index", "stream", "stream with state"]
-IN_THREADS: dict[str, dict[str, Any]] = {
-    "index in threads": {"worker_type": "thread"},
-    "stream in a thread": {"worker_type": "thread", "num_workers": 1},
-}
-IN_PROCESSES_AND_THREADS = exhaustive_unless(["index", *IN_THREADS], [*KINDS, *IN_THREADS])
-
 in_processes_and_threads = pytest.mark.parametrize("worker_type", ["process", "thread"])
 
 
@@ -136,20 +129,6 @@ def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(
     whole = numbers(make(dataset_of(kind, Faulty(-1, fault))))
     assert sorted(whole) == list(range(NUM_SAMPLES))
     assert numbers(make(dataset_of(kind, Faulty(18, fault, tmp_path)))) == whole
-
-
-@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("kind", exhaustive_unless(["index"], KINDS))
-def test_killing_workers_in_each_epoch_changes_nothing(kind: str) -> None:
-    loader = make(dataset_of(kind, Faulty(-1, kill)), persistent_workers=True)
-    whole = numbers(loader)
-    for epoch in range(3):
-        found: list[Any] = []
-        for step, batch in enumerate(loader):
-            found.append(batch)
-            if step in (1, 3 + epoch):
-                _kill_one()
-        assert numbers(found) == whole
 
 
 def _kill_one() -> None:
@@ -353,26 +332,6 @@ def test_an_empty_dataset_gives_no_batches(num_workers: int) -> None:
         assert list(make([], num_workers=num_workers)) == []
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", IN_PROCESSES_AND_THREADS)
-def test_break_and_iterate_again_gives_the_whole_epoch(kind: str, persistent: bool) -> None:
-    loader = make(dataset_of(kind, Faulty(-1, fail)), persistent_workers=persistent, **IN_THREADS.get(kind, {}))
-    whole = numbers(loader)
-    for num_taken in (1, 3):
-        for step, _ in enumerate(loader):
-            if step == num_taken:
-                break
-    assert numbers(loader) == whole
-
-
-@pytest.mark.parametrize("kind", IN_PROCESSES_AND_THREADS)
-def test_two_iterators_at_once_are_independent(kind: str) -> None:
-    loader = make(dataset_of(kind, Faulty(-1, fail)), **IN_THREADS.get(kind, {}))
-    whole = [batch.tolist() for batch in loader]
-    pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
-    assert pairs == [(batch, batch) for batch in whole]
-
-
 def test_an_iterator_outlives_its_loader() -> None:
     iterator = iter(make(Faulty(-1, fail)))
     found = [next(iterator)]
@@ -386,18 +345,6 @@ def test_dropped_iterators_leave_no_workers(worker_type: str) -> None:
         next(iter(loader))
     del loader
     wait_until(lambda: not loader_processes() and not worker_threads(), "the end of all workers")
-
-
-@in_processes_and_threads
-def test_ctrl_c_in_the_loop_leaves_a_loader_that_works(worker_type: str) -> None:
-    loader = make(Faulty(-1, fail), worker_type=worker_type)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    next(iterator)
-    del iterator
-    assert numbers(loader) == list(range(NUM_SAMPLES))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the program")

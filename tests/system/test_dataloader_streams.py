@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,29 +93,19 @@ def test_only_the_dataset_is_not_told_that_there_are_workers() -> None:
 
 
 class Faulty(Everything):
-    """Something goes wrong at a number: once, if there is a file to note that."""
+    """Fails at a number."""
 
-    def __init__(self, at: int, note: Path | None = None) -> None:
+    def __init__(self, at: int) -> None:
         super().__init__(NUM_SAMPLES)
-        self.at, self.note = at, note
+        self.at = at
 
     def __iter__(self) -> Iterator[int]:
         return map(self._give, range(self.length))
 
     def _give(self, number: int) -> int:
-        if number == self.at and self.note is None:
+        if number == self.at:
             raise LookupError(number)
-        if number == self.at and self.note is not None and not self.note.exists():
-            self.note.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
         return number
-
-
-@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("at", [0, 18])
-def test_a_worker_that_dies_is_replaced(at: int, tmp_path: Path) -> None:
-    found = batches(make(Faulty(at, tmp_path / "done"), 2))
-    assert found == batches(make(Everything(NUM_SAMPLES), 0))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

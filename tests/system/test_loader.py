@@ -111,15 +111,6 @@ def test_break_mid_epoch_starts_the_next_epoch_afresh() -> None:
         assert ids_of(loader) == reference[3]
 
 
-def test_an_exhausted_iterator_stays_exhausted() -> None:
-    with make_loader(datasets.Counting) as loader:
-        iterator = iter(loader)
-        assert len(list(iterator)) == 13
-        for _ in range(3):
-            with pytest.raises(StopIteration):
-                next(iterator)
-
-
 def test_an_iterator_thrown_away_unused_costs_nothing() -> None:
     with make_loader(datasets.Counting) as loader:
         iter(loader)
@@ -127,16 +118,6 @@ def test_an_iterator_thrown_away_unused_costs_nothing() -> None:
         first = ids_of(loader)
     with make_loader(datasets.Counting) as loader:
         assert ids_of(loader) == first
-
-
-def test_an_older_iterator_raises_instead_of_being_interleaved() -> None:
-    with make_loader(datasets.Counting) as loader:
-        older, newer = iter(loader), iter(loader)
-        next(older)
-        first = next(newer)
-        with pytest.raises(RuntimeError, match="superseded by a newer one"):
-            next(older)
-        assert sorted(ids_of([first, *newer])) == list(range(100))
 
 
 def test_set_epoch_chooses_the_order() -> None:

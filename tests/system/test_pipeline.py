@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -592,13 +591,6 @@ def test_a_stop_iteration_of_a_function_is_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         list(Pipeline(range(3)).map(stop))
-
-
-@pytest.mark.filterwarnings("ignore:.*is replaced:swift_loader.SwiftLoaderWarning")
-def test_a_process_that_dies_is_replaced_and_its_items_are_done_again(tmp_path: Path) -> None:
-    pipeline = Pipeline(range(40)).map(functions.DiesOnce(tmp_path, at=17), concurrency=2, on="process")
-    assert list(pipeline) == list(range(40))
-    assert (tmp_path / "died").exists()
 
 
 # Ends -----------------------------------------------------------------------------------------------------------------

@@ -70,13 +70,6 @@ def test_bytes_and_order_are_those_of_a_loader_without_resizes(kind: str, waits:
     assert [digest(batch) for batch in batches] == expected
 
 
-def test_in_completion_order_each_batch_comes_once() -> None:
-    with make_loader(Checked, workers=1, in_order=False, **OPTIONS) as loader:
-        got = [digest(batch) for batch in resizing(loader, RESIZES, waits=False)]
-    for epoch in range(2):
-        reference.compare(got[epoch * NUM_BATCHES :][:NUM_BATCHES], epoch, in_order=False)
-
-
 def test_many_resizes_of_another_thread_never_show_in_the_data() -> None:
     rng = Random(1)
     with make_loader(Checked, workers=2, **OPTIONS) as loader:

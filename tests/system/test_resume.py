@@ -352,25 +352,6 @@ def test_iterators_thrown_away_after_a_load_cost_nothing() -> None:
         assert ids_of(loader) == whole[24:]
 
 
-@pytest.mark.slow
-def test_loading_while_it_runs_takes_the_loop_there() -> None:
-    with make_loader(datasets.AugmentingWithAll) as loader:
-        iterator = iter(loader)
-        first = [next(iterator) for _ in range(3)]
-        state = loader.state_dict()
-        rest = [samples_of(batch) for batch in iterator]
-        following = [samples_of(batch) for batch in loader]
-        assert len(first) == 3
-        iterator = iter(loader)
-        next(iterator)
-        loader.load_state_dict(state)
-        assert loader.state_dict() == state
-        with pytest.raises(RuntimeError, match="superseded"):
-            next(iterator)
-        assert [samples_of(batch) for batch in loader] == rest
-        assert [samples_of(batch) for batch in loader] == following
-
-
 @pytest.mark.parametrize("workers", [0, exhaustive(2)])
 def test_a_running_loader_takes_over_the_seed_of_a_state(workers: int) -> None:
     with make_loader(datasets.AugmentingWithAll, workers=0, seed=12345) as loader:

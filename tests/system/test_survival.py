@@ -75,16 +75,6 @@ def test_a_worker_that_dies_is_replaced_and_the_loop_gets_the_same_bytes(
         assert [list(map(digest, loader)) for _ in range(2)] == survived
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_in_completion_order_each_sample_comes_once(workers: int, tmp_path: Path) -> None:
-    kwargs: dict[str, Any] = {"folder": str(tmp_path), "deed": "SIGKILL"}
-    options: dict[str, Any] = {"kwargs": kwargs, "workers": workers, "in_order": False, "batch_size": 4}
-    with make_loader(datasets.FailsOnce, **options) as loader:
-        with pytest.warns(SwiftLoaderWarning, match="SIGKILL"):
-            assert sorted(ids_of(loader)) == list(range(80))
-        assert sorted(ids_of(loader)) == list(range(80))
-
-
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize(
     "victims",

@@ -262,20 +262,6 @@ def test_a_thread_that_the_dataset_ends_is_a_typed_error() -> None:
 # Ends
 
 
-def test_close_from_another_thread_ends_a_waiting_loop(hanging: Hangs) -> None:
-    loader = loader_of(hanging)
-
-    def close() -> None:
-        hanging.is_waiting.wait()
-        loader.close()
-
-    closer = threading.Thread(target=close)
-    closer.start()
-    with pytest.raises(LoaderClosed):
-        list(loader)
-    closer.join()
-
-
 def test_a_loader_that_is_closed_while_it_starts_has_no_threads() -> None:
     class ClosesItsLoader(datasets.Counting):
         def __len__(self) -> int:

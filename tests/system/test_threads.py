@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader import DataLoader, LoaderClosed
+from swift_loader import LoaderClosed
 from tests.support import datasets
 from tests.support.helpers import make_loader
 
@@ -48,23 +48,6 @@ def test_a_thread_that_begins_a_pass_ends_that_of_another_one_and_takes_nothing_
         assert sum(len(got) == 400 for got in passes) >= 1
         for got in passes:
             assert got == list(range(len(got)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("is_torchs", [False, True])
-def test_closing_wakes_all_threads_that_wait_for_a_batch(workers: int, is_torchs: bool) -> None:
-    if is_torchs:
-        loader: Any = DataLoader(datasets.Slow(seconds=0.05), 16, num_workers=workers)  # type: ignore[arg-type]
-    else:
-        loader = make_loader(datasets.Slow, workers=workers, kwargs={"seconds": 0.05}, batch_size=16)
-    with loader:
-        iterator = iter(loader)
-        next(iterator)
-        closer = threading.Timer(0.3, loader.close)
-        closer.start()
-        errors = in_threads(4, lambda: [next(iterator) for _ in range(1000)])
-        closer.join()
-    assert [type(error) for error in errors] == [LoaderClosed] * 4
 
 
 def test_the_handler_of_a_signal_may_close_the_loader_but_takes_no_batch() -> None:
