@@ -9,7 +9,7 @@ The path of a batch, and where each part runs:
     counters      count the tasks begun; readable after the worker's death                  worker -> trainer
     result pipe   carries the layout of the slot; a few hundred bytes                       worker -> trainer
     inbox         waits for messages; its reader makes arrays that are views of the slot    trainer, thread that leads
-    dispatcher    hands the batches to the loop, in order                                   trainer, loop's thread
+    engine        hands the batches to the loop, in order                                   trainer, loop's thread
     device        copies the batch on a side stream, if a device was given; keeps the       trainer, loop's thread
                   host's batch until the copy is over
     lease         returns the slot to its worker when the last view of the batch dies       trainer, any thread

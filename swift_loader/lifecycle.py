@@ -20,9 +20,9 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from swift_loader.checks import check_integer
-from swift_loader.delivery.iterator import IteratorState, LoopIterator, ShownIterator, Turn
-from swift_loader.delivery.session import PassSource, Session
 from swift_loader.device.move import Target, find_target
+from swift_loader.engine.iterator import IteratorState, LoopIterator, ShownIterator, Turn
+from swift_loader.engine.session import PassSource, Session
 from swift_loader.errors import DatasetMismatch, LoaderClosed, SwiftLoaderError, TooManyErrors, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.fleet import Fleet
@@ -227,8 +227,8 @@ class Lifecycle:
             report_failure(ranks, error)
             raise
         try:
-            agree_on_length(ranks, session.dispatcher.num_samples)
-            self.run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
+            agree_on_length(ranks, session.engine.num_samples)
+            self.run.note_length(session.engine.num_samples)  # raises on all ranks, or on none
         except BaseException:
             self._release()
             raise
@@ -309,7 +309,7 @@ class Lifecycle:
         self.sample_errors.warn()
         session = self.started_session()
         given = self.options.workers.dataset
-        if given is not None and (length := length_of(given)) != (before := session.dispatcher.num_samples):
+        if given is not None and (length := length_of(given)) != (before := session.engine.num_samples):
             raise DatasetMismatch(
                 f"the dataset has {length:,} samples now, but had {before:,} when the loader started; make a new "
                 f"loader, as workers don't see the change"
@@ -320,7 +320,7 @@ class Lifecycle:
         assert this is not None, "it has begun"
         if session.observer.autotuner is None and self.options.delivery.is_auto:
             setup = session.observer.recent(session, 1).setup
-            number = first_number(setup, session.dispatcher.fastest_build_s)  # it follows from the first batch
+            number = first_number(setup, session.engine.fastest_build_s)  # it follows from the first batch
             if number != setup.num_workers:
                 self.resize(number, is_auto=True)
             session.observer.autotuner = Autotuner(number)
@@ -495,7 +495,7 @@ class Lifecycle:
         self.state = LoaderState.CLOSED
         self._release()
         if self.session is not None:
-            self.session.dispatcher.issue_warnings()
+            self.session.engine.issue_warnings()
 
     def _release(self) -> None:
         """Close what exists: the fleet, or the session, which may be starting. Idempotent."""
@@ -536,7 +536,7 @@ class EpochIterator(LoopIterator):
             this, session = lifecycle.run.this, lifecycle.session
             if this is not None and this is not before and self._state is IteratorState.FRESH:  # the pass has begun
                 assert session is not None, "it has begun"
-                self._session, self._engine, self._progress = session, session.dispatcher, this
+                self._session, self._engine, self._progress = session, session.engine, this
                 self._is_dirty = self._source is None
                 self._state = IteratorState.ACTIVE
 

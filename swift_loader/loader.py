@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.checks import check_callable, check_flag, check_optional_integer
-from swift_loader.delivery.session import Session
 from swift_loader.device.move import find_target
+from swift_loader.engine.session import Session
 from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState, ShownEpoch
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
@@ -589,7 +589,7 @@ class SwiftLoader(Closing):
     def _facts(self) -> dict[str, str]:
         workers, session = self._options.workers, self._session
         dataset = workers.dataset_class or workers.dataset
-        nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
+        nbytes = 0 if session is None else session.engine.largest_batch_nbytes
         return self._options.delivery.describe(dataset, *self._lifecycle.describe(), nbytes=nbytes)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from swift_loader.__main__ import CommandError, find_target
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_integer, check_optional_integer
-from swift_loader.delivery.session import Session
+from swift_loader.engine.session import Session
 from swift_loader.errors import StateMismatch, SwiftLoaderError, warn
 from swift_loader.loader import SwiftLoader
 from swift_loader.options import Options

@@ -25,7 +25,7 @@ from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.sources import AnyWorkers, LoaderSource, SamplerSource, StreamSource
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batching_of, check_resumes, needs_its_workers
 from swift_loader.dataloader.workers import LoaderWorkers, Mover, start_workers, warm_root
-from swift_loader.delivery.observer import Observer
+from swift_loader.engine.observer import Observer
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayExecutor

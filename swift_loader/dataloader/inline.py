@@ -42,11 +42,11 @@ from swift_loader.worker.torch_worker import StreamShard, TorchMode, is_stateful
 class InlineWorkers:
     """Stands for the workers of one epoch. Builds a batch when it is asked for, so generators are used as with torch.
 
-    It has no dispatcher, since nothing is ever in flight.
+    It has no engine, since nothing is ever in flight.
     """
 
     fleet = close = None
-    dispatcher: Any = None
+    engine: Any = None
     may_stay = False
     num_ahead = 0
 

@@ -17,7 +17,7 @@ from torch.utils.data import dataloader as torch_iterators
 from swift_loader.dataloader.options import num_samples_of
 from swift_loader.dataloader.sources import LoaderSource, SamplerSource
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.delivery.iterator import IteratorState, LoopIterator, ShownIterator, Turn
+from swift_loader.engine.iterator import IteratorState, LoopIterator, ShownIterator, Turn
 from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, TooManyErrors, WorkerDied
 from swift_loader.executors.handle import Handle
 from swift_loader.options import AutoWorkers
@@ -75,7 +75,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         # No handler runs between these.
         self._progress = source
         self._passes_epoch = False
-        self._engine = None if source.workers is None else source.workers.dispatcher
+        self._engine = None if source.workers is None else source.workers.engine
         if self._state is IteratorState.FAILED:  # another thread has closed the loader meanwhile
             source.shut_down()
 

@@ -33,7 +33,7 @@ class Shards:
         saved = [] if resume is None else list(resume.workers[:num_workers])
         saved += [WorkerSnapshot()] * (num_workers - len(saved))
         self.resume = carried
-        """Where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
+        """Where each worker continues, for `Engine.begin`. None: all at their beginning."""
         self._carried = carried or {}
         if resume is not None and loader.persistent_workers:
             self._carried = {number: one.resume(anew=True) for number, one in enumerate(saved) if one.has_state}
@@ -102,7 +102,7 @@ class SharedShards:
             self.next_batches = [one.next_batch or 0 for one in self._resumed.workers]
         """By worker: which batch it builds next."""
         self.resume: dict[int, bytes] | None = None
-        """Where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
+        """Where each worker continues, for `Engine.begin`. None: all at their beginning."""
         if self._resumed is not None:
             points = map(self._resumed.latest, self.next_batches)
             self.resume = {number: one.resume() for number, one in enumerate(points)}

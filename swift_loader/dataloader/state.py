@@ -173,7 +173,7 @@ class WorkerSnapshot:
         return cls(taken.dataset, taken.iterator, taken.has_ended, 0, taken.num_batches, taken.num_to_skip)
 
     def resume(self, *, anew: bool = False) -> bytes:
-        """Return where a worker's dataset continues, for `Dispatcher.begin`. `anew`: it is the end of an epoch."""
+        """Return where a worker's dataset continues, for `Engine.begin`. `anew`: it is the end of an epoch."""
         if not self.has_state:
             return Resume(None, 0 if anew else self.num_batches).pack()
         num_batches = self.num_batches - self.num_since

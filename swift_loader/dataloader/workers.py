@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from swift_loader.batch.collate import collate_to_send, registered_functions
 from swift_loader.dataloader.options import delivery_of, pinning_of, rng_of, start_method_of, wanted_rng
 from swift_loader.dataloader.state import DrawsState
-from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.move import Target, find_target
 from swift_loader.device.prefetch import PrefetchQueue
 from swift_loader.device.streams import CopiesInFlight, Transfer
+from swift_loader.engine.engine import Engine
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
@@ -247,16 +247,16 @@ class LoaderWorkers:
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices, on_arrival)
         # As torch, it kills no worker that takes too long: the user said how long he waits.
         settings = replace(delivery.scheduling, limits=self.limits, replaces_stalled=False)
-        self.dispatcher = Dispatcher(executor, settings, metrics, notices)
-        self.next = self.dispatcher.take
+        self.engine = Engine(executor, settings, metrics, notices)
+        self.next = self.engine.take
         """Returns the next batch, the error in its place, see `explained`, or the end of all shards. Blocks."""
-        self.is_ready = self.dispatcher.is_ready
+        self.is_ready = self.engine.is_ready
         """Returns whether it wouldn't block."""
-        self.end_pass = self.dispatcher.end_pass
+        self.end_pass = self.engine.end_pass
         """Records that the loop met the end of its epoch. Loop's thread."""
-        self.close = weakref.finalize(self, self.dispatcher.close)
+        self.close = weakref.finalize(self, self.engine.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
-        self.dispatcher.start()
+        self.engine.start()
 
     @property
     def num_ahead(self) -> int:
@@ -290,12 +290,12 @@ class LoaderWorkers:
         delivery = replace(before, num_workers=num_workers, max_in_flight=chosen)
         # Datasets that wait for each other when they begin have done so. Those of later workers can't.
         limits = replace(delivery.limits, num_expected=min(num_workers, self.limits.num_expected))
-        self.dispatcher.resize(num_workers, limits)
+        self.engine.resize(num_workers, limits)
         self._delivery, self.limits = delivery, limits
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
         """Begin an epoch. What is left of an earlier one is dropped."""
-        self.dispatcher.begin(source, PlanSettings.of_seed(base_seed), resume)
+        self.engine.begin(source, PlanSettings.of_seed(base_seed), resume)
 
     def explained(self, delivery: Delivery) -> Delivery:
         """Return an error that `next` gave, in torch's words.
@@ -315,7 +315,7 @@ class LoaderWorkers:
         return delivery
 
     def __repr__(self) -> str:
-        return f"<LoaderWorkers {self.dispatcher!r}>"
+        return f"<LoaderWorkers {self.engine!r}>"
 
 
 def _copied(dataset: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The interface between the dispatcher and the places where batches are built.
+"""The interface between the engine and the places where batches are built.
 
     scheduler ──actions──► Executor                 what happens there ──events──► Inbox.wait ──► scheduler
 

@@ -3,7 +3,7 @@
 Before each batch, all say where they are; a rank at another place is an error on all. Then the batch travels as one
 uint8 tensor. It goes over gloo, because it is in host memory: with NCCL, nobody would notice that a rank has died.
 
-    loop ─next─► dispatcher ─batch─► Broadcast.send ──gloo──► Broadcast.receive ◄─wait─ dispatcher ◄─next─ loop
+    loop ─next─► engine ─batch─► Broadcast.send ──gloo──► Broadcast.receive ◄─wait─ engine ◄─next─ loop
                           rank that loads │ another rank
 """
 

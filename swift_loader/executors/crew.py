@@ -1,6 +1,6 @@
 """The executor of workers that are threads or coroutines of this process.
 
-    loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
+    loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the engine's dispatch lock
     workers                                  a task of the scheduler's; its events come out of the inbox in use
 
 Each worker does one task at a time, in the order sent. None can be killed. If it takes longer than the timeout, the

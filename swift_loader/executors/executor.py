@@ -1,6 +1,6 @@
 """Carries out what the scheduler decides about the workers of a fleet, and finds the words for what happens to them.
 
-On the loop's thread or a receiver thread, which holds the dispatcher's dispatch lock.
+On the loop's thread or a receiver thread, which holds the engine's dispatch lock.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ The path of an item, and where each part runs:
     stage       `Relay` waits for the loop, at most `buffer_size`       between the last filling thread and the loop
     epochs      hands results to the loop, and knows their place        the loop's thread
 
-A stage is a `Dispatcher` over an executor, as the loader's workers are. `stage` says what a resume needs.
+A stage is a `Engine` over an executor, as the loader's workers are. `stage` says what a resume needs.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from swift_loader.delivery.iterator import IteratorState, LoopIterator, ShownIterator, Turn
+from swift_loader.engine.iterator import IteratorState, LoopIterator, ShownIterator, Turn
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed

@@ -1,6 +1,6 @@
 """What flows between stages, how threads hand it over, and a stage that works on several items at once.
 
-    upstream ──Filler──► Feed ──► Dispatcher (scheduler, executor) ──► Stage.passes ──► downstream's thread
+    upstream ──Filler──► Feed ──► Engine (scheduler, executor) ──► Stage.passes ──► downstream's thread
     upstream ──Filler──► Relay ────────────────────────────────────────────────────► downstream's thread
 
 The first is a stage with workers, where the same scheduler as the loader's decides about order, limits and failures.
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.engine.engine import Engine
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor, call_soon
@@ -363,19 +363,19 @@ class ItemWork(IndexWork):
 
 
 class Feed(Relay[Any], WorkSource):
-    """Items that wait to be worked on. The scheduler takes them, under the dispatcher's lock.
+    """Items that wait to be worked on. The scheduler takes them, under the engine's lock.
 
     The stage waits in `wait` while there is nothing to do.
     """
 
-    def __init__(self, max_items: int, epoch: int, dispatcher: Dispatcher, *, puts_back: bool) -> None:
+    def __init__(self, max_items: int, epoch: int, engine: Engine, *, puts_back: bool) -> None:
         """Begin empty. `max_items`: how many may wait here. `epoch`: of the first items.
 
-        `dispatcher`: is told of each item. `puts_back`: the stage puts work back, and calls `note_done` at the end of
+        `engine`: is told of each item. `puts_back`: the stage puts work back, and calls `note_done` at the end of
         each item.
         """
         super().__init__(max_items)
-        self._dispatcher = dispatcher
+        self._engine = engine
         self._returned: deque[ItemWork] = deque()
         """To be continued, before anything new."""
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -411,7 +411,7 @@ class Feed(Relay[Any], WorkSource):
             self._num_items += 1
         self._num_put += 1
         super().add(work)
-        self._dispatcher.act()
+        self._engine.act()
         if self._is_awaited:  # after the scheduler was told
             self._bell.put(None)
 
@@ -498,9 +498,9 @@ class Stage:
         items that fail.
         """
         max_in_flight = settings.limits.max_in_flight
-        self._dispatcher = Dispatcher(executor, settings, Metrics(enabled=False), deque())
+        self._engine = Engine(executor, settings, Metrics(enabled=False), deque())
         epoch = policy.tally.epoch + policy.epoch
-        self._feed = Feed(max_in_flight, epoch, self._dispatcher, puts_back=self.puts_back)
+        self._feed = Feed(max_in_flight, epoch, self._engine, puts_back=self.puts_back)
         self._stats = policy.tally.note(policy.stage)
         self._calls = self._stats.calls = Calls(concurrency, max_in_flight, max(1, max_in_flight - concurrency))
         self._executor = executor
@@ -516,10 +516,10 @@ class Stage:
         Raises what starting the executor raised.
         """
         try:
-            self._dispatcher.start()
+            self._engine.start()
         except Exception as error:
             raise explained(in_stage_words(error), self._policy.stage, None)  # noqa: B904 - it has its causes
-        self._dispatcher.begin(self._feed, plan)
+        self._engine.begin(self._feed, plan)
         self._filler.thread.start()
         self._stats.began_s = time.perf_counter()  # starting processes takes a while
 
@@ -554,14 +554,14 @@ class Stage:
         """
         feed, calls = self._feed, self._calls
         while True:
-            delivery = self._dispatcher.take()
+            delivery = self._engine.take()
             if delivery.work is not None:
                 assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 self._num_taken += 1
                 if not self.puts_back or delivery.work.indices is Marker.EPOCH_END:
                     feed.free()
                 delivery.keep()
-                calls.note_queues(feed.num_put - self._num_taken, self._dispatcher.num_ready)
+                calls.note_queues(feed.num_put - self._num_taken, self._engine.num_ready)
                 if delivery.work.indices is Marker.EPOCH_END:
                     self._policy.places = None  # a state in such a run has no counts
                     break
@@ -588,7 +588,7 @@ class Stage:
         """End all threads and processes. Waits for upstream's thread at most `limit_s`. Idempotent."""
         deadline_s = time.monotonic() + limit_s
         self.stop()
-        self._dispatcher.close()
+        self._engine.close()
         self._filler.thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
@@ -626,10 +626,10 @@ class RestStage(Stage):
             if rest is None or rest.is_over:
                 self._is_wanted(delivery, work)
                 self._feed.note_done()
-                self._dispatcher.act()  # the end of the epoch may have waited for this
+                self._engine.act()  # the end of the epoch may have waited for this
             else:
                 value, rest.value = rest.value, None
                 self._feed.put_back(work, rest)
-                self._dispatcher.act()
+                self._engine.act()
                 num_results += 1
                 yield self._count(value, (*opening.start, num_results))  # no place says more

@@ -105,7 +105,7 @@ class Resume:
     """Whether a stream begins anew once the snapshot, of its end, was restored. Only for a stream."""
 
     def pack(self) -> bytes:
-        """Return it as bytes, for `Dispatcher.begin`."""
+        """Return it as bytes, for `Engine.begin`."""
         return pickle.dumps((self.snapshot, self.num_batches_to_skip, self.begins_anew))
 
     @classmethod

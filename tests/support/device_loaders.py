@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from swift_loader import SwiftLoader
-from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.engine.engine import Engine
 from tests.support.datasets import Blocks
 from tests.support.helpers import wait_until
 
@@ -29,12 +29,12 @@ def check(batches: Iterable[Any]) -> None:
         assert (batch == expected(step)).all(), f"batch {step} has the bytes of another one"
 
 
-def dispatcher_of(loader: SwiftLoader) -> Dispatcher:
+def engine_of(loader: SwiftLoader) -> Engine:
     assert loader._session is not None
-    return loader._session.dispatcher
+    return loader._session.engine
 
 
 def wait_for_ready(loader: SwiftLoader, count: int) -> None:
     """Wait until so many batches are ready; receiver threads are to be on duty, as after the first batch."""
-    ledger = dispatcher_of(loader)._scheduler.ledger
+    ledger = engine_of(loader)._scheduler.ledger
     wait_until(lambda: len(ledger.ready) >= count, f"{count} batches are ready")

@@ -1,8 +1,8 @@
 """A thread in the trainer that kills workers and templates where it hurts, and only as often as is survived.
 
 Two deaths at the same batch, and too many of one worker id with no batch in between, end the loop by design. The killer
-reads the counts of deaths under the dispatcher's locks, and kills no worker that might be the one too many. While the
-dispatch lock is held, no worker is given a task; while the dispatcher's lock is held, no answer counts.
+reads the counts of deaths under the engine's locks, and kills no worker that might be the one too many. While the
+dispatch lock is held, no worker is given a task; while the engine's lock is held, no answer counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATIENCE_S = 5.0
 """For an opportunity of one kind; then any worker is killed."""
 
 _OPPORTUNITY_S = 0.02
-"""For one to come while the dispatcher's locks are held."""
+"""For one to come while the engine's locks are held."""
 
 _SENDING: tuple[str, ...] = {"x86_64": ("44 ", "46 "), "aarch64": ("206 ", "211 ")}.get(os.uname().machine, ("none",))
 """Numbers of sendto(2) and sendmsg(2), as /proc/<pid>/syscall shows them."""
@@ -57,9 +57,9 @@ class Killer:
 
     def __init__(self, loader: SwiftLoader, aims: Sequence[Aim], rng: Random) -> None:
         assert loader._session is not None
-        self._dispatcher = loader._session.dispatcher
-        self._scheduler = self._dispatcher._scheduler
-        fleet = self._dispatcher._executor.fleet  # type: ignore[attr-defined]
+        self._engine = loader._session.engine
+        self._scheduler = self._engine._scheduler
+        fleet = self._engine._executor.fleet  # type: ignore[attr-defined]
         assert isinstance(fleet, TemplateFleet)
         self._fleet = fleet
         self._aims, self._rng = aims, rng
@@ -156,7 +156,7 @@ class Killer:
     @contextmanager
     def _quiet(self) -> Iterator[list[Handle]]:
         """Keep the ledger as it is for a while, and yield the workers that may die, in random order."""
-        with self._dispatcher.dispatch_lock, self._dispatcher.lock:
+        with self._engine.dispatch_lock, self._engine.lock:
             candidates = [worker for worker in self._fleet.workers.values() if self._may_die(worker)]
             is_settled = not self._num_missing() and not self._scheduler.ledger._lost
             self._rng.shuffle(candidates)

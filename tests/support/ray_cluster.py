@@ -90,7 +90,7 @@ def _processes_in(folder: Path) -> list[psutil.Process]:
 def actors_of(loader: SwiftLoader) -> list[ActorHandle]:
     """Return the executor's handles on all actors that exist."""
     assert loader._session is not None
-    executor = loader._session.dispatcher._executor
+    executor = loader._session.engine._executor
     assert isinstance(executor, WorkerExecutor)
     fleet = executor.fleet.remote if isinstance(executor.fleet, MixedFleet) else executor.fleet
     assert isinstance(fleet, ActorFleet)

@@ -42,7 +42,7 @@ class WaitsToBuild(Counting):
 def workers_of(loader: SwiftLoader) -> list[Any]:
     """Return the executor's handles on all workers that exist."""
     assert loader._session is not None
-    executor = loader._session.dispatcher._executor
+    executor = loader._session.engine._executor
     if isinstance(executor, ThreadExecutor):
         return list(executor._workers.values())
     assert isinstance(executor, WorkerExecutor)
@@ -51,7 +51,7 @@ def workers_of(loader: SwiftLoader) -> list[Any]:
 
 def num_ready(loader: SwiftLoader) -> int:
     assert loader._session is not None
-    workers = list(loader._session.dispatcher._scheduler.ledger.workers)
+    workers = list(loader._session.engine._scheduler.ledger.workers)
     return sum(worker.state is WorkerState.READY for worker in workers)
 
 

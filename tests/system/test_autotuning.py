@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoader
-from swift_loader.delivery import observer
-from swift_loader.delivery.session import Session
+from swift_loader.engine import observer
+from swift_loader.engine.session import Session
 from tests.support import datasets, tuning
 from tests.support.checked import Checked, Reference, digest
 from tests.support.helpers import HANG_S, exhaustive, ids_of, make_loader, slow

@@ -100,7 +100,7 @@ def num_serving(loader: DataLoader[Any]) -> int:
     assert isinstance(loader._latest, SamplerSource)
     workers = loader._latest.workers
     assert workers is not None
-    of_scheduler = list(workers.dispatcher._scheduler.ledger.workers)
+    of_scheduler = list(workers.engine._scheduler.ledger.workers)
     return sum(worker.state is WorkerState.READY for worker in of_scheduler)
 
 

@@ -56,7 +56,7 @@ def forking(dataset: Any, **options: Any) -> SwiftLoader:
 def fleet_of(loader: SwiftLoader) -> TemplateFleet:
     session = loader._lifecycle.session
     assert session is not None
-    fleet: TemplateFleet = session.dispatcher._executor.fleet  # type: ignore[attr-defined]
+    fleet: TemplateFleet = session.engine._executor.fleet  # type: ignore[attr-defined]
     return fleet
 
 

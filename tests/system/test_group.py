@@ -271,7 +271,7 @@ TROUBLES = """
             for batch in loader:
                 digests.append(digest(batch))
                 if rank == 0 and len(digests) == 3:
-                    workers = loader._session.dispatcher._executor.fleet.workers
+                    workers = loader._session.engine._executor.fleet.workers
                     os.kill(next(iter(workers.values())).process.pid, signal.SIGKILL)
             restarts = loader.report()["worker_restarts"]
         return [digests, restarts]
@@ -282,7 +282,7 @@ TROUBLES = """
             batches = iter(loader)
             next(batches)
             if rank == 0:
-                for worker in loader._session.dispatcher._executor.fleet.workers.values():
+                for worker in loader._session.engine._executor.fleet.workers.values():
                     os.kill(worker.process.pid, signal.SIGKILL)
             return outcome(lambda: [0 for _ in batches])
 
@@ -444,7 +444,7 @@ FOUR_RANKS = """
         loader.start(mesh=mesh)
         digests = [digest(batch) for _ in range(2) for batch in loader]
         dist.barrier()
-    report([type(loader._session.dispatcher._executor).__name__, digests])
+    report([type(loader._session.engine._executor).__name__, digests])
     finish()
 """
 

@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning
-from swift_loader.delivery.session import Session
+from swift_loader.engine.session import Session
 from tests.support import datasets
 from tests.support.helpers import ids_of, loader_processes, make_loader
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from swift_loader import DataLoader, SwiftLoader
-from swift_loader.delivery.iterator import ShownIterator
+from swift_loader.engine.iterator import ShownIterator
 from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support import datasets
 
@@ -96,7 +96,7 @@ def test_what_interrupts_the_making_of_the_bar_loses_no_batch(
     loader = make()
     iterator = iter(loader)
     with monkeypatch.context() as patch:
-        patch.setattr("swift_loader.delivery.iterator._bar_class", lambda: 1 / 0)
+        patch.setattr("swift_loader.engine.iterator._bar_class", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             next(iterator)
     assert len(list(iterator)) == 10

@@ -244,7 +244,7 @@ def kill(pid: int) -> None:
 
 
 def local_pids(loader: SwiftLoader) -> list[int]:
-    executor = loader._session.dispatcher._executor if loader._session else None
+    executor = loader._session.engine._executor if loader._session else None
     assert isinstance(executor, WorkerExecutor)
     assert isinstance(executor.fleet, MixedFleet)
     pids = [worker.process.pid for worker in list(executor.fleet.local.workers.values())]
@@ -500,7 +500,7 @@ with SwiftLoader(Points, batch_size=5, shuffle=False, collate_fn=together, execu
     assert ray.is_initialized()
     print(json.dumps([batch.x for batch in batches]), type(batches[0]) is Point)
     if "--wait" in sys.argv:
-        handles = loader._session.dispatcher._executor.fleet.workers.values()
+        handles = loader._session.engine._executor.fleet.workers.values()
         print(json.dumps([handle.process.pid for handle in handles if handle.process.pid]), flush=True)
         sys.stdin.read()
 print(ray.is_initialized())

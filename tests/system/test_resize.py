@@ -225,7 +225,7 @@ def test_the_limit_of_batches_in_flight_follows_unless_it_was_given(given: int |
                     loader.resize(number)
             else:
                 loader.resize(number)
-            found.append(loader._session.dispatcher._scheduler.ledger.workers.limits.max_in_flight)
+            found.append(loader._session.engine._scheduler.ledger.workers.limits.max_in_flight)
             assert f"{number} worker" in repr(loader)
             assert f"at most {found[-1]} in flight" in repr(loader)
     assert found == expected

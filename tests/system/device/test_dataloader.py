@@ -70,8 +70,8 @@ def wait_for_ready(loader: DataLoader[Any], count: int) -> None:
     epoch = loader._latest
     assert epoch is not None
     assert epoch.workers is not None
-    dispatcher = epoch.workers.dispatcher
-    wait_until(lambda: dispatcher.num_ready >= count, f"{count} batches are ready")
+    engine = epoch.workers.engine
+    wait_until(lambda: engine.num_ready >= count, f"{count} batches are ready")
 
 
 # The position ---------------------------------------------------------------------------------------------------------

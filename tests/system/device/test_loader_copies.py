@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_loader.delivery import dispatcher
+from swift_loader.engine import engine
 from swift_loader.transport.segments import NUM_BEGUN
-from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, dispatcher_of
+from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, engine_of
 from tests.support.fake_device import FakeDevice, Registry
 from tests.support.helpers import exhaustive, wait_until
 from tests.support.resizing import workers_of
@@ -140,15 +140,13 @@ def test_a_loop_that_waits_for_each_step_needs_memory_for_what_is_ahead_only(sta
 def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
     start_on: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        dispatcher, "SHORT_ABSENCE_NS", 10**15
-    )  # the loop counts as quick, and goes on listening itself
+    monkeypatch.setattr(engine, "SHORT_ABSENCE_NS", 10**15)  # the loop counts as quick, and goes on listening itself
     device, depth = FakeDevice(lag=99), 3
     loader = start_on(device, data_queue_size=10, workers=3, max_nb_batch_on_device=depth, validate=False)
     workers = workers_of(loader)
-    ready = dispatcher_of(loader)._scheduler.ledger.workers.by_serial
+    ready = engine_of(loader)._scheduler.ledger.workers.by_serial
     wait_until(lambda: len(ready) == len(workers), "the workers are ready")
-    dispatcher_of(loader)._receivers.take()  # type: ignore[union-attr]
+    engine_of(loader)._receivers.take()  # type: ignore[union-attr]
     batches = iter(loader)
     next(batches)
     wait_until(lambda: all(map(_is_through, workers)), "all that the workers were told to build is in the pipes")

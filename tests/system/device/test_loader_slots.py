@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoaderWarning
-from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.engine.engine import Engine
 from swift_loader.executors.process import memory
 from swift_loader.executors.process.memory import WorkerMemory
-from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, dispatcher_of, wait_for_ready
+from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, engine_of, wait_for_ready
 from tests.support.fake_device import FakeDevice, Registry
 from tests.support.resizing import workers_of
 
@@ -116,12 +116,12 @@ class Watching(Registry):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dispatcher: Dispatcher | None = None
+        self.engine: Engine | None = None
         self.held: list[bool] = []
 
     def unregister(self, address: int) -> bool:
-        if self.dispatcher is not None:
-            locks: list[Any] = [self.dispatcher.dispatch_lock, self.dispatcher.lock]
+        if self.engine is not None:
+            locks: list[Any] = [self.engine.dispatch_lock, self.engine.lock]
             self.held.append(any(lock._is_owned() for lock in locks))
         return super().unregister(address)
 
@@ -130,12 +130,12 @@ def test_a_dead_worker_s_memory_is_unlocked_and_unmapped_without_a_lock(start_on
     registry = Watching()
     loader = start_on(FakeDevice(), registry=registry, workers=1, data_queue_size=4)
     list(loader)
-    registry.dispatcher = dispatcher_of(loader)
+    registry.engine = engine_of(loader)
     (worker,) = workers_of(loader)
     os.kill(worker.process.pid, signal.SIGKILL)
     with pytest.warns(SwiftLoaderWarning, match="SIGKILL"):
         assert len(list(loader)) == 24
-    registry.dispatcher = None
+    registry.engine = None
     assert registry.held
     assert not any(registry.held), "tasks can't be sent meanwhile"
 
@@ -149,10 +149,10 @@ def test_slots_that_are_too_many_are_unlocked_and_unmapped_without_a_lock(start_
 
     loader = start_on(device, move=move, registry=registry, workers=1, data_queue_size=1)
     list(loader)
-    registry.dispatcher = dispatcher_of(loader)
+    registry.engine = engine_of(loader)
     kept.clear()
     for _ in loader:
         kept.clear()
-    registry.dispatcher = None
+    registry.engine = None
     assert registry.held
     assert not any(registry.held), "tasks can't be sent meanwhile"

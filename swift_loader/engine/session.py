@@ -1,4 +1,4 @@
-"""A started loader: its dispatcher, its log and its metrics.
+"""A started loader: its engine, its log and its metrics.
 
 It holds no reference to the loader. So the loader can be garbage-collected, which closes the session.
 """
@@ -12,11 +12,11 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.delivery.observer import Observer
 from swift_loader.device.move import Target
 from swift_loader.device.prefetch import PrefetchQueue
 from swift_loader.device.streams import CopiesInFlight, Transfer
+from swift_loader.engine.engine import Engine
+from swift_loader.engine.observer import Observer
 from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
@@ -53,7 +53,7 @@ class Session:
         fleet: Fleet | None = None,
         broadcast: Broadcast | None = None,
     ) -> None:
-        """Make the dispatcher. The caller must call `close()` from here on.
+        """Make the engine. The caller must call `close()` from here on.
 
         `run`: what it delivers. `settings`: of this rank's plan. `target` None leaves batches as they are.
         `file_number` tells this process from others with the same options, in the names of files. `dataset`: if batches
@@ -83,16 +83,16 @@ class Session:
         self._log = Log(options.report.log, file_number)
         self._benchmark_path = options.report.benchmark_path(file_number)
         self._at_close = contextlib.ExitStack()
-        """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
+        """What `close` does after the engine's end: the last first, each once and also if another one fails."""
         self._at_close.callback(self._log.close)
         try:
-            self.dispatcher = self._make_dispatcher(fleet, dataset)
+            self.engine = self._make_engine(fleet, dataset)
         except BaseException:
             self._at_close.close()
             raise
 
-    def _make_dispatcher(self, fleet: Fleet | None, dataset: Any) -> Dispatcher:
-        """Return the dispatcher of worker processes if there is a fleet, else one that builds batches here."""
+    def _make_engine(self, fleet: Fleet | None, dataset: Any) -> Engine:
+        """Return the engine of worker processes if there is a fleet, else one that builds batches here."""
         delivery, metrics = self._options.delivery, self.observer.metrics
         spec = WorkerSpec(self._options.workers, self.settings)
         settings = delivery.scheduling
@@ -112,7 +112,7 @@ class Session:
         else:
             executor = InlineExecutor(spec, metrics, delivery.batch_decoder, dataset, on_arrival)
             settings = SchedulerSettings(Limits(1, 1, in_order=delivery.in_order))
-        return Dispatcher(executor, settings, metrics, self._notices, self._log)
+        return Engine(executor, settings, metrics, self._notices, self._log)
 
     @property
     def _loads(self) -> bool:
@@ -120,32 +120,32 @@ class Session:
         return self._broadcast is None or self._broadcast.is_leader
 
     def start(self) -> None:
-        """Start the dispatcher, and block until it runs where the run's next pass begins.
+        """Start the engine, and block until it runs where the run's next pass begins.
 
         With `validate`, block until the first batch is there, too. Another thread may close the session meanwhile.
         """
-        dispatcher, workers, delivery = self.dispatcher, self._options.workers, self._options.delivery
+        engine, workers, delivery = self.engine, self._options.workers, self._options.delivery
         try:
-            dispatcher.start()
-            if self._run.fits(dispatcher.num_samples):  # else all ranks raise the same error soon
+            engine.start()
+            if self._run.fits(engine.num_samples):  # else all ranks raise the same error soon
                 self.seek(awaits_first=workers.validate and delivery.num_workers > 0 and self._loads)
         except Exception:
             with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
-                dispatcher.issue_warnings()  # what led to the error
+                engine.issue_warnings()  # what led to the error
             raise
         if self._broadcast is not None and self._loads:
-            self._broadcast.send(START, dispatcher.num_samples)
-        settings, facts = self.settings, f"{dispatcher.num_samples} samples, seed {self.settings.order.seed}"
+            self._broadcast.send(START, engine.num_samples)
+        settings, facts = self.settings, f"{engine.num_samples} samples, seed {self.settings.order.seed}"
         self._log.write(f"rank {settings.rank} of {settings.world_size} started: {facts}")
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
     def seek(self, source: PlannedSource | None = None, *, awaits_first: bool = False) -> PlannedSource:
-        """Make the dispatcher build from where a pass is; None: from where the run's next one begins. Return the pass.
+        """Make the engine build from where a pass is; None: from where the run's next one begins. Return the pass.
 
-        It is without what the run skips by now. `awaits_first`: see `Dispatcher.begin`.
+        It is without what the run skips by now. `awaits_first`: see `Engine.begin`.
         """
-        run, num_samples = self._run, self.dispatcher.num_samples
+        run, num_samples = self._run, self.engine.num_samples
         begin = run.next_begin(num_samples) if source is None else source.position
         plan = Plan.of(num_samples, replace(self.settings, order=run.order, skips=run.skips))
         self.plan, step = plan.resumed_at(begin)
@@ -155,7 +155,7 @@ class Session:
             source = PlannedSource(self.plan, begin, step)
         else:
             source.replan(self.plan)
-        self.dispatcher.begin(source, self.settings, awaits_first=awaits_first)
+        self.engine.begin(source, self.settings, awaits_first=awaits_first)
         return source
 
     def begin_pass(self) -> PassSource:
@@ -175,7 +175,7 @@ class Session:
 
     def _batches_of(self, source: PlannedSource) -> PassSource:
         if self._target is None or not self._target.moves:
-            return self.dispatcher if self._broadcast is None else self
+            return self.engine if self._broadcast is None else self
         depth, num_left = self._options.delivery.max_on_device, source.num_batches - len(source.steps)
         depth = depth if self._broadcast is None else self._broadcast.num_ahead
         self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
@@ -185,14 +185,14 @@ class Session:
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
         if self._loads:  # else the workers are those of another rank
-            self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
+            self.engine.resize(options.delivery.num_workers, options.delivery.limits)
         self._options = options
         if not options.delivery.is_auto:
             self.observer.autotuner = None
         self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
     def close(self) -> None:
-        """Stop the dispatcher, then write the metrics to the file or the log. Idempotent and thread-safe.
+        """Stop the engine, then write the metrics to the file or the log. Idempotent and thread-safe.
 
         Waits for running copies to the device, because they read memory that is freed here.
         """
@@ -200,7 +200,7 @@ class Session:
             return
         if self._broadcast is not None:
             self._broadcast.close()
-        self.dispatcher.close()
+        self.engine.close()
         self._at_close.close()
 
     def _end_copies(self) -> None:
@@ -213,7 +213,7 @@ class Session:
 
     def take(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
-        delivery = self.dispatcher.take()
+        delivery = self.engine.take()
         if self._broadcast is None or not self._broadcast.is_leader:
             return delivery
         return self._hand_on(delivery, self._broadcast)
@@ -230,7 +230,7 @@ class Session:
 
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
-        self.dispatcher.end_pass()
+        self.engine.end_pass()
         is_auto = self._options.delivery.is_auto  # then it does what it would say
         if self.settings.rank == 0 and self._loads and not is_auto and (line := self.observer.tell(self)):
             self._log.write(line)
@@ -244,7 +244,7 @@ class Session:
 
         If it wouldn't block; or if ranks share batches: all of them do it then.
         """
-        return self._broadcast is not None or self.dispatcher.is_ready()
+        return self._broadcast is not None or self.engine.is_ready()
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return a batch on the device. Loop's thread, or the one that moves."""
@@ -273,8 +273,8 @@ class Session:
         self._log.write(f"rank {self.settings.rank} closed")
 
     def __repr__(self) -> str:
-        return f"<Session rank {self.settings.rank} of {self.settings.world_size}, {self.dispatcher!r}>"
+        return f"<Session rank {self.settings.rank} of {self.settings.world_size}, {self.engine!r}>"
 
 
-PassSource = Dispatcher | Session | PrefetchQueue
+PassSource = Engine | Session | PrefetchQueue
 """What `take` of returns the next batch of a pass, or the error in its place."""

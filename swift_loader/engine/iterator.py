@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, NoReturn
 
-from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.engine.engine import Engine
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.progress import Progress
@@ -55,7 +55,7 @@ class LoopIterator(Iterator[Any]):
 
     _progress: Progress
     """How far the loop is. Known once the pass has begun."""
-    _engine: Dispatcher | None = None
+    _engine: Engine | None = None
     """What batches come from. None: they come from several, or from none."""
 
     def __init__(self, turn: Turn) -> None:

@@ -60,7 +60,7 @@ LOOK_S = 0.05
 """How often the first thread, while it is parked, looks whether the loop stays away."""
 
 
-class Dispatcher:
+class Engine:
     """The batches of one executor, in the order that its scheduler decides."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Dispatcher:
         notices: deque[str],
         log: Log | None = None,
     ) -> None:
-        """Make a dispatcher that isn't started. It owns the executor.
+        """Make an engine that isn't started. It owns the executor.
 
         `notices`: warnings for the user, which any thread may add. The loop's thread issues them.
         """
@@ -143,7 +143,7 @@ class Dispatcher:
         try:
             with explaining_limits():
                 executor.start()
-                with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
+                with self._loop_lock:  # a thread that closes the engine waits until the inbox isn't in use
                     self._check_open()
                     self._grace_s = executor.grace_s
                     self._receivers = Receivers(self, executor.inboxes)
@@ -153,12 +153,12 @@ class Dispatcher:
             raise
 
     def _check_open(self) -> None:
-        """Raise `LoaderClosed` if the dispatcher was closed."""
+        """Raise `LoaderClosed` if the engine was closed."""
         if self._scheduler.state is SchedulerState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")
 
     def _open_receivers(self) -> Receivers:
-        """Return the receivers. Raises `LoaderClosed` if the dispatcher was closed, which ends them."""
+        """Return the receivers. Raises `LoaderClosed` if the engine was closed, which ends them."""
         self._check_open()
         assert self._receivers is not None, "it has started"
         return self._receivers
@@ -303,7 +303,7 @@ class Dispatcher:
 
     def _note_interrupt(self) -> None:
         """Take in that an exception comes out of `take` or `is_ready`. A mere wait has nothing to be repeated."""
-        receivers = self._receivers  # another thread may close the dispatcher
+        receivers = self._receivers  # another thread may close the engine
         if receivers is not None and receivers.inbox.is_waiting:
             receivers.inbox.is_waiting, self._was_waiting, self.is_dirty = False, True, False
 
@@ -519,7 +519,7 @@ class Dispatcher:
             with self.lock:
                 self._check_open()
             self._executor.resize(num_workers, limits)
-            if (receivers := self._receivers) is not None:  # another thread may close the dispatcher
+            if (receivers := self._receivers) is not None:  # another thread may close the engine
                 receivers.add(self._executor.inboxes)
             try:
                 with self.lock:
@@ -566,7 +566,7 @@ class Dispatcher:
         del dropped, garbage  # outside the locks: the user's objects may have finalisers
 
     def __repr__(self) -> str:
-        return f"<Dispatcher {self._scheduler!r}, {self._executor!r}>"
+        return f"<Engine {self._scheduler!r}, {self._executor!r}>"
 
 
 class _Leader(Enum):
@@ -577,15 +577,15 @@ class _Leader(Enum):
 
 
 class Receivers:
-    """Hands the receiving back and forth between the loop's thread and the receiver threads of one dispatcher.
+    """Hands the receiving back and forth between the loop's thread and the receiver threads of one engine.
 
-    The dispatcher's loop lock guards it. Only `stop` may run without the lock: it uses no state but the threads. And
+    The engine's loop lock guards it. Only `stop` may run without the lock: it uses no state but the threads. And
     `add` runs under the dispatch lock.
     """
 
-    def __init__(self, dispatcher: Dispatcher, inboxes: Sequence[Inbox]) -> None:
+    def __init__(self, engine: Engine, inboxes: Sequence[Inbox]) -> None:
         """Get ready. The loop leads. `inboxes`: the loop's, then one for each thread."""
-        self._dispatcher = dispatcher
+        self._engine = engine
         self.inbox = inboxes[0]
         """The loop's."""
         self._threads: list[_ReceiverThread] = []
@@ -627,7 +627,7 @@ class Receivers:
     def hand_over(self) -> None:
         """Let the threads lead. Start those that aren't started yet."""
         while self._added and self._leader is not _Leader.NOBODY:
-            thread = _ReceiverThread(self, self._dispatcher, self._added.popleft(), looks=not self._threads)
+            thread = _ReceiverThread(self, self._engine, self._added.popleft(), looks=not self._threads)
             self._threads.append(thread)
             thread.start()
             if self._leader is _Leader.LOOP:
@@ -640,7 +640,7 @@ class Receivers:
     def look(self) -> None:
         """Have the threads lead if the loop leads, but stays away. The first thread runs it."""
         if self._leader is _Leader.LOOP and time.perf_counter_ns() - self._left_ns > LONG_ABSENCE_NS:
-            self._dispatcher.hand_over_if_idle()
+            self._engine.hand_over_if_idle()
 
     def stop(self, deadline_s: float) -> bool:
         """Stop the threads. Returns when they have ended, or at the deadline, and whether they have. Idempotent.
@@ -659,10 +659,10 @@ class Receivers:
 class _ReceiverThread(LoaderThread):
     """A thread that receives from some workers while the loop's thread doesn't. It leads until `park`."""
 
-    def __init__(self, receivers: Receivers, dispatcher: Dispatcher, inbox: Inbox, *, looks: bool) -> None:
+    def __init__(self, receivers: Receivers, engine: Engine, inbox: Inbox, *, looks: bool) -> None:
         """`looks`: it looks whether the loop stays away, while it is parked."""
         super().__init__(self._serve, "receiver")
-        self._receivers, self._dispatcher = receivers, dispatcher
+        self._receivers, self._engine = receivers, engine
         self._inbox = inbox
         self._looks = looks
         # Queues and flags, because threading's semaphores and events have locks that are held in Python code: a signal
@@ -696,14 +696,14 @@ class _ReceiverThread(LoaderThread):
     def _serve(self) -> None:
         try:
             while not self._is_stopping:
-                self._dispatcher.receive_and_act(self._inbox)
+                self._engine.receive_and_act(self._inbox)
                 if self._is_parking and not self._is_stopping:  # even if events keep arriving
                     self._is_parking = False
                     self._inbox.sleep()
                     self._parked.put(None)
                     self._wait_resumed()
         except BaseException as error:  # even a SystemExit of the user's decoder: the loop must hear of it
-            self._dispatcher.fail(error)
+            self._engine.fail(error)
         finally:
             self._parked.put(None)  # a thread in `park` needn't wait any longer
 
