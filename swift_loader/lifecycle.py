@@ -537,6 +537,7 @@ class EpochIterator(LoopIterator):
             if this is not None and this is not before and self._state is IteratorState.FRESH:  # the pass has begun
                 assert session is not None, "it has begun"
                 self._session, self._engine, self._progress = session, session.engine, this
+                self._owner = session.engine.owner
                 self._is_dirty = self._source is None
                 self._state = IteratorState.ACTIVE
 
@@ -546,8 +547,6 @@ class EpochIterator(LoopIterator):
 
     def _take(self) -> Delivery:
         session, this = self._session, self._progress
-        if session.owner is not None and session.owner.pid != self._turn.pid:
-            session.owner.check()
         if this.done.first >= this.num_batches:
             return Delivery(is_end=True)
         if self._is_tuned and (number := session.observer.tune(session)) is not None:

@@ -76,6 +76,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
         self._progress = source
         self._passes_epoch = False
         self._engine = None if source.workers is None else source.workers.engine
+        self._owner = None if self._engine is None else self._engine.owner
         if self._state is IteratorState.FAILED:  # another thread has closed the loader meanwhile
             source.shut_down()
 

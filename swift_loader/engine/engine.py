@@ -76,6 +76,7 @@ class Engine:
         `notices`: warnings for the user, which any thread may add. The loop's thread issues them.
         """
         self._executor = executor
+        self.owner = executor.owner
         self._scheduler = Scheduler(settings)
         self._metrics = metrics
         self._notices = notices
@@ -182,8 +183,8 @@ class Engine:
         which stays. No other one is built before. Raises its error, or why there is none; then the caller must close.
         """
         executor = self._executor
-        if executor.owner is not None:
-            executor.owner.check()
+        if self.owner is not None:
+            self.owner.check()
         if self.is_dirty:
             self._renew()
         scheduler = self._scheduler
@@ -513,8 +514,8 @@ class Engine:
         `limits`: for so many workers. Raises `LoaderClosed`, or `RuntimeError` if the number can't change; nothing has
         changed then.
         """
-        if self._executor.owner is not None:
-            self._executor.owner.check()
+        if self.owner is not None:
+            self.owner.check()
         with self.dispatch_lock:
             with self.lock:
                 self._check_open()
@@ -534,8 +535,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s. Idempotent and thread-safe."""
-        owner = self._executor.owner
-        if owner is not None and not owner.is_here():  # a fork of the trainer: processes and threads are the parent's
+        if self.owner is not None and not self.owner.is_here():  # a fork: processes and threads are the parent's
             return
         closes = False
         try:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from swift_loader.engine.engine import Engine
 from swift_loader.ranks.ranks import expected_ranks
-from swift_loader.runtime import is_interrupt
+from swift_loader.runtime import ProcessOwner, is_interrupt
 from swift_loader.sampling.progress import Progress
 from swift_loader.scheduler.delivery import Delivery
 
@@ -57,6 +57,8 @@ class LoopIterator(Iterator[Any]):
     """How far the loop is. Known once the pass has begun."""
     _engine: Engine | None = None
     """What batches come from. None: they come from several, or from none."""
+    _owner: ProcessOwner | None = None
+    """The only process that may continue the pass. None: forks may too, because they have a copy of everything."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -97,6 +99,8 @@ class LoopIterator(Iterator[Any]):
         if self._progress.is_over:
             self._end()
             raise StopIteration
+        if self._owner is not None and self._owner.pid != self._turn.pid:
+            self._owner.check()
         if self._is_dirty or (engine is not None and engine.is_dirty):
             self._seek()
         self._is_dirty = True

@@ -78,8 +78,6 @@ class Session:
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
-        self.owner = self._process if options.delivery.num_workers else None
-        """The only process that may continue a pass. None: forks may too, because they have a copy of everything."""
         self._log = Log(options.report.log, file_number)
         self._benchmark_path = options.report.benchmark_path(file_number)
         self._at_close = contextlib.ExitStack()

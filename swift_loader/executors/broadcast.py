@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import EncodeError, LoaderClosed, RankDied, RankMismatch, RankStalled, SwiftLoaderError, warn
 from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.inline import InlineExecutor
-from swift_loader.runtime import is_interrupt
+from swift_loader.runtime import ProcessOwner, is_interrupt
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send
 from swift_loader.scheduler.queues import Limits
@@ -203,6 +203,7 @@ class ReceivingExecutor(InlineExecutor):
 
     def __init__(self, broadcast: Broadcast, spec: WorkerSpec, metrics: Metrics, on_arrival: OnArrival | None) -> None:
         super().__init__(spec, metrics, None, None, on_arrival)
+        self.owner = ProcessOwner()
         self._broadcast = broadcast
 
     def start(self) -> None:

@@ -180,6 +180,7 @@ class PipelineIterator(LoopIterator):
 
     def _go_on(self, run: Run | None, position: Position) -> None:
         self.run, self._progress = run, position
+        self._owner = None if run is None else run.owner
         if self._error is not None:  # another thread closed the pipeline, when not all of it was there
             self._end_run()
             raise self._error
@@ -197,8 +198,6 @@ class PipelineIterator(LoopIterator):
         self.run = run
 
     def _take(self) -> Delivery:
-        if self.run is not None:
-            self.run.owner.check()
         try:
             item = self._pull()
             if item is None and self._progress.passes_end:

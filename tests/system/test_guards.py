@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-from swift_loader import DataLoader, LoaderClosed, WorkerDied, WorkerStalled
+from swift_loader import DataLoader, LoaderClosed, SwiftLoaderError, WorkerDied, WorkerStalled
 from tests.support.fronts import FRONTS, GO_ON, INTERRUPTED, NUM_BATCHES, Front, Numbers, number_of, pid_of
-from tests.support.helpers import run_script, slow, wait_until
+from tests.support.helpers import is_true_in_a_fork, run_script, slow, wait_until
 from tests.support.interrupting import NEVER, Interrupt, Points, call
 
 
@@ -396,6 +396,24 @@ def num_mapped() -> int:
     """Return how many segments of loaders this process has mapped."""
     with open("/proc/self/maps") as maps:
         return sum("memfd:swift_loader" in line for line in maps)
+
+
+@of(front for front in INTERRUPTED if front.works_ahead)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_in_a_fork_next_raises_and_takes_nothing_from_the_loop(front: Front) -> None:
+    loader = front.make()
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(3)]
+
+    def is_told() -> bool:
+        for _ in range(2):
+            with pytest.raises(SwiftLoaderError, match="is a fork of it"):
+                next(iterator)
+        return True
+
+    assert is_true_in_a_fork(is_told)
+    assert numbers_of(front, [*got, *iterator]) == [*front.planned]
+    loader.close()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -20,7 +20,6 @@ from swift_loader import (
     DataLoader,
     LoaderClosed,
     SwiftLoader,
-    SwiftLoaderError,
     SwiftLoaderWarning,
     WorkerDied,
     WorkerStalled,
@@ -283,21 +282,3 @@ def test_a_loader_that_is_dropped_ends_its_threads(num_batches: int) -> None:
         continue
     del loader
     wait_until(lambda: not worker_threads(), "the threads have ended")
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_of_the_trainer_can_not_use_the_loader_and_leaves_it_whole() -> None:
-    with thread_loader(datasets.Counting, shuffle=False) as loader:
-        iterator = iter(loader)
-        first = next(iterator)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                next(iterator)
-            except SwiftLoaderError as error:
-                code = 0 if "is a fork of it" in str(error) else 2
-            loader.close()
-            os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert ids_of([first, *iterator]) == list(range(100))

@@ -245,3 +245,13 @@ def test_the_place_of_one_that_was_dismissed_is_taken_if_it_is_wanted_again() ->
     scheduler.handle(Disconnected(1, 1), 0.0)
     scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Reap(1), Release(1), Start(1)]
+
+
+def test_renewed_it_gives_back_what_is_in_flight_and_begins_with_other_workers() -> None:
+    scheduler = resizable(2)
+    sent = begin(scheduler)
+    build(scheduler, sent[0])
+    assert [one.batch for one in scheduler.renew()] == ["batch 0", None, None, None]
+    assert scheduler.decide(0.0) == []
+    scheduler.handle(Ready(2, 0), 0.0)
+    assert begin(scheduler)[0].work == sent[0].work
