@@ -251,7 +251,8 @@ def test_renewed_it_gives_back_what_is_in_flight_and_begins_with_other_workers()
     scheduler = resizable(2)
     sent = begin(scheduler)
     build(scheduler, sent[0])
-    assert [one.batch for one in scheduler.renew()] == ["batch 0", None, None, None]
+    (dropped,) = scheduler.renew()
+    assert [one.batch for one in dropped.in_flight()] == ["batch 0", None, None, None]
     assert scheduler.decide(0.0) == []
     scheduler.handle(Ready(2, 0), 0.0)
     assert begin(scheduler)[0].work == sent[0].work
