@@ -465,8 +465,8 @@ class Lifecycle:
 
     def last_batch(self) -> BatchPlan | None:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
-        this = self.run.this
-        if this is None or len(this.steps) == this.first_step or this.last is None:
+        this = None if self.run.this is None else self.run.this.present()
+        if this is None or this.last is None:
             return None
         step, failures = this.last
         return delivered_batch(this.plan.batch(this.begin.epoch, step), failures)

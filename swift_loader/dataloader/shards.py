@@ -48,6 +48,14 @@ class Shards:
         self._noted: Any = None
         """What was counted last."""
 
+    def detach(self) -> None:
+        """Be the only one that has what `note` changes."""
+        self._states, self._num_since, self._num_batches = (
+            dict(self._states),
+            self._num_since[:],
+            self._num_batches[:],
+        )
+
     def carry(self, busy: set[int]) -> dict[int, bytes] | None:
         """Return where the workers that got nothing in this epoch begin the next one, if they stay. None: afresh.
 
@@ -113,6 +121,10 @@ class SharedShards:
         """The last state of each worker, as it came."""
         self.begun: list[WorkerSnapshot] = []
         """Where the stream begins, if there are no workers."""
+
+    def detach(self) -> None:
+        """Be the only one that has what `note` changes."""
+        self.next_batches, self._states = self.next_batches[:], dict(self._states)
 
     def note(self, got: Any) -> None:
         """Count a batch or an error that the loop has got, a `Delivery`. Idempotent."""

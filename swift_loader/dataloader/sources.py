@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,6 +55,8 @@ class LoaderSource(Progress):
     """Returns the next batch, the error in its place, or the end. None: there are no more."""
     _fleet: Fleet | None = None
     _end_processes: Any = None
+    _shards: Shards | SharedShards
+    """What is known of the workers' datasets."""
 
     def __init__(self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None) -> None:
         """An epoch that begins afresh, or continues. `resume`: a position in it, or the end of the one before."""
@@ -81,8 +84,7 @@ class LoaderSource(Progress):
     @property
     def num_yielded(self) -> int:
         """How many batches of the epoch the loop has got."""
-        self.settle()
-        return self.num_got
+        return self.present().num_got
 
     def take(self) -> Delivery:
         """Return the next batch, the error in its place, or the end. What it raises says nothing about the batch.
@@ -128,16 +130,22 @@ class LoaderSource(Progress):
         self.close()
 
     def position(self) -> LoaderPosition:
-        """Return where the loop is."""
+        """Return where the loop is. Any thread."""
+        return self.present()._position()  # noqa: SLF001 - of the same class
+
+    def _position(self) -> LoaderPosition:
+        """Return it, as far as it is settled."""
         raise NotImplementedError
+
+    def _detach(self) -> None:
+        self._shards = copy(self._shards)
+        self._shards.detach()
 
     def _at(self, num_drawn: int, sampler_state: SamplerState | None, **more: Any) -> LoaderPosition:
         """Return the position after so many draws, see `Draws.state_at`, with more fields of it."""
         draws = self.draws.state_at(num_drawn, sampler_state, is_over=self.is_over)
         more |= {"num_workers": self._num_workers, "length_called": self.length_called}
-        return LoaderPosition(
-            draws, self._is_stream, num_yielded=self.num_yielded, num_sharing=self._num_sharing, **more
-        )
+        return LoaderPosition(draws, self._is_stream, num_yielded=self.num_got, num_sharing=self._num_sharing, **more)
 
     def describe(self) -> str:
         """Return its state, its number, and how many batches the loop got."""
@@ -169,6 +177,8 @@ class SamplerSource(LoaderSource, WorkSource):
 
     The loop's thread draws, because a sampler is the user's code. Any thread hands out.
     """
+
+    _shards: Shards
 
     def __init__(self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None) -> None:
         """Draw nothing."""
@@ -280,6 +290,10 @@ class SamplerSource(LoaderSource, WorkSource):
         if got.snapshot is not None:
             self._shards.note(got)
 
+    def _detach(self) -> None:
+        super()._detach()
+        self._steps, self._drawn, self._states = copy(self._steps), dict(self._drawn), dict(self._states)
+
     def _note(self, step: int) -> None:
         """Take a step as behind the loop. Idempotent."""
         steps, states = self._steps, self._states
@@ -289,9 +303,7 @@ class SamplerSource(LoaderSource, WorkSource):
         for number in range(before - 1, steps.first - 1):  # one, nearly always
             states.pop(number, None)
 
-    def position(self) -> LoaderPosition:
-        """Return where the loop is."""
-        self.settle()
+    def _position(self) -> LoaderPosition:
         steps = self._steps
         ahead, state = sorted(steps.ahead | self._came_before), self._states.get(steps.first - 1)
         workers = self._shards.snapshots() if self._inline is None else (self._inline.snapshot(),)
@@ -322,7 +334,7 @@ class StreamSource(LoaderSource, StreamRounds):
         """Without workers: how many steps are behind the loop, counting those that failed."""
         if shard is not None:
             self._num_sharing = shard.world_size
-        self._shards: Shards | SharedShards = (
+        self._shards = (
             Shards(loader, resume)
             if shard is None
             else SharedShards(max(1, self._num_workers), resume, is_persistent=loader.persistent_workers)
@@ -369,9 +381,7 @@ class StreamSource(LoaderSource, StreamRounds):
         if self._copies is not None:
             self._copies.warn()
 
-    def position(self) -> LoaderPosition:
-        """Return where the loop is."""
-        self.settle()
+    def _position(self) -> LoaderPosition:
         inline, workers = self._inline, self._shards.snapshots(self)
         if inline is not None and (self.is_over or inline.num_begun in (None, self._num_done)):  # else it is further
             now = inline.snapshot()

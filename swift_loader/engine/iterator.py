@@ -139,13 +139,8 @@ class LoopIterator(Iterator[Any]):
         self._stop(IteratorState.FAILED, error)
         raise error
 
-    def _take_back(self, taken: Delivery) -> None:
-        """Count a batch as not delivered, whether or not it was counted."""
-        self._is_dirty = True
-        self._progress.take_back(taken)
-
     def __next__(self) -> Any:
-        turn, taken, batch = self._turn, None, None
+        turn, taken = self._turn, None
         if turn.pid != os.getpid():
             turn.begin_in_fork()
         try:
@@ -170,13 +165,10 @@ class LoopIterator(Iterator[Any]):
                 finally:
                     turn.is_taken = False
         except BaseException:
-            if taken is not None:
-                taken.batch = batch if taken.batch is None else taken.batch
-                try:
-                    self._take_back(taken)
-                except BaseException:  # of another handler, which Python runs as a call begins
-                    self._take_back(taken)
-                    raise
+            if taken is not None:  # the loop doesn't get it, whether or not it counts already
+                # No handler runs between these.
+                self._progress.got = None
+                self._is_dirty = True
             raise
         return batch
 

@@ -144,6 +144,8 @@ class Session:
         It is without what the run skips by now. `awaits_first`: see `Engine.begin`.
         """
         run, num_samples = self._run, self.engine.num_samples
+        if source is not None:
+            source.settle()
         begin = run.next_begin(num_samples) if source is None else source.position
         plan = Plan.of(num_samples, replace(self.settings, order=run.order, skips=run.skips))
         self.plan, step = plan.resumed_at(begin)

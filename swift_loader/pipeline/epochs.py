@@ -282,8 +282,7 @@ class ShownPipelineIterator(ShownIterator, PipelineIterator):
 
     def _place(self) -> tuple[int, int, int | None, int]:
         if self._state is not IteratorState.FRESH:
-            self._progress.settle()
-            return 0, self._progress.num_got, None, 0  # the bar is there
+            return 0, self._progress.present().num_got, None, 0  # the bar is there
         epoch, is_whole = self._epochs.next_epoch
         return epoch, 0, self._epochs.chain.num_results if is_whole else None, 0
 
@@ -495,8 +494,7 @@ class Epochs:
         position = self.position
         if position is None:
             return self._at_start(self._next_epoch, told=self._told)
-        position.settle()
-        chosen = self._chosen
+        position, chosen = position.present(), self._chosen
         if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
             return self._at_start(chosen, position.begins(), self._told)
         if not (self.chain.is_exact or position.is_over or position.place is None):

@@ -10,6 +10,7 @@ A source hands out work in the order of delivery.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from swift_loader.sampling.plan import Plan
@@ -105,8 +106,7 @@ class PlannedSource(WorkSource, Progress):
     @property
     def steps(self) -> Steps:
         """The steps of the epoch that are behind the loop."""
-        self.settle()
-        return self.done
+        return self.present().done
 
     @property
     def has_all(self) -> bool:
@@ -125,8 +125,8 @@ class PlannedSource(WorkSource, Progress):
         self.done.note(got.work.step)
         self.last = got.work.step, got.failures
 
-    def _uncount(self, got: Any) -> None:
-        self.done.discard(got.work.step)
+    def _detach(self) -> None:
+        self.done = copy(self.done)
 
     def rewind(self) -> None:
         """See `WorkSource`."""

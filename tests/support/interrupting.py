@@ -48,10 +48,12 @@ class Points:
 _RETURNS = {number for name, number in dis.opmap.items() if name.startswith(("RETURN", "YIELD"))}
 
 
-def call(step: Callable[[], Any], points: Points, kind: type[BaseException]) -> Any:
-    """Call a function, and have a handler raise this at the point."""
+def call(step: Callable[[], Any], points: Points, kind: type[BaseException], first: Callable[[], Any] = int) -> Any:
+    """Call a function, and have a handler raise this at the point, after it has called another function `first`."""
 
     def handle(number: int, frame: FrameType | None) -> None:
+        sys.setprofile(None)
+        first()
         raise kind(f"at point {points.at}")
 
     # Python keeps no reference while it calls a profiler. If that raises in a finaliser, it is let go: it must stay.

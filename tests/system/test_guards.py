@@ -43,14 +43,15 @@ class Alarm(Exception):
 def go_through(front: Front, loader: Any, position: int, at: int, *, resumes: bool = False) -> int:
     """Interrupt the `next` after `position` batches at a point. The loop then gets the rest. Return the points.
 
-    `resumes`: another loader gets the rest, too, from the state after the interrupt.
+    `resumes`: another loader gets the rest, too, from the state after the interrupt. Some handlers ask for a state.
     """
+    asks = loader.state_dict if front.in_order and at % 3 else int
     kind: type[BaseException] = Alarm if at % 2 else Interrupt
     iterator, points, got = iter(loader), Points(at), list[int]()
     got += [number_of(next(iterator)) for _ in range(position)]
     for _ in range(2 if at % 3 == 1 else 1):  # the second time, what the first one has made necessary
         try:
-            got.append(number_of(call(iterator.__next__, points, kind)))
+            got.append(number_of(call(iterator.__next__, points, kind, asks)))
         except kind:
             assert points.has_raised
         except StopIteration:
@@ -70,7 +71,7 @@ def go_through(front: Front, loader: Any, position: int, at: int, *, resumes: bo
     return num_points
 
 
-def go_through_all(front: Front, position: int, choose: Callable[[int], range]) -> None:
+def go_through_all(front: Front, position: int, choose: Callable[[int], Iterable[int]]) -> None:
     """Interrupt one pass after the other, at each of the points chosen from so many. Report all that went wrong."""
     loader, wrong = front.make(), list[str]()
     num_points = go_through(front, loader, position, NEVER)
@@ -99,7 +100,9 @@ sys.unraisablehook = lambda unraisable: None  # what a handler raises in a final
 (front,) = (front for front in INTERRUPTED if front.name == sys.argv[1])
 num_points = int(sys.argv[2])
 for position in (0, 3, NUM_BATCHES):
-    go_through_all(front, position, lambda count: range(count // num_points // 2, count, -(-count // num_points)))
+    go_through_all(
+        front, position, lambda count: [*range(count // num_points // 2, count, -(-count // num_points)), count - 1]
+    )
 """
 """A program of its own, because an interrupt between opening a descriptor and keeping it leaves that open."""
 
