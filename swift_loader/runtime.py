@@ -2,8 +2,9 @@
 
 A fork has a copy of every object. It has none of the maker's threads, child processes and device contexts.
 
-Python runs signal handlers on the main thread, between any two bytecode instructions. An exception of a handler
-propagates through the code that it interrupted.
+Python runs signal handlers on the main thread: where a call begins or has returned, and where a loop goes back. An
+exception of a handler propagates through the code that it interrupted. "No handler runs between these" is said of
+lines that only load and store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a DataLoader delivers in an epoch, how far the loop is in it, and where it could continue.
 
-LoaderSource                     of an epoch
-├── SamplerSource                batches of a sampler, which workers build
-├── StreamSource                 batches of a stream's shards, each read by a worker
-└── InlineSource (inline.py)     without workers
+LoaderSource             of an epoch
+├── SamplerSource        batches of a sampler
+└── StreamSource         batches of a stream's shards, each read by a worker
+
+`LoaderWorkers` build the batches. Without workers, `InlineWorkers` stand for them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LoaderSource(Progress):
     is_known = True
     """Whether it is known what the user's iterator has given."""
     _inline: InlineWorkers | None = None
-    """These, also after the end, if there are none."""
+    """What stands for workers if there are none. Also after the end."""
     votes: RankVotes | None = None
     """Given if the epoch is over as soon as it is over on one of the ranks."""
     num_votes = 0

@@ -73,7 +73,7 @@ class Mover:
         return find_target(*self._where, pin_memory=False)
 
     def ahead(self, epoch: Any, take: Callable[[], Delivery], is_ready: Callable[[], bool]) -> Callable[[], Delivery]:
-        """Return what returns an `Epoch`'s next batch, on the device, the error in its place, or the end.
+        """Return what returns a `LoaderSource`'s next batch, on the device, the error in its place, or the end.
 
         A batch is taken ahead of the loop only if it `is_ready`. Once nobody refers to the function any more, the
         batches ahead are dropped, after their copies are over.
@@ -193,7 +193,7 @@ def needs_copies(dataset: Any) -> bool:
 
 
 class LoaderWorkers:
-    """The workers of one DataLoader, from their start to `close`. Not thread-safe, apart from `close`.
+    """The workers of one DataLoader, from their start to `close`. Any thread may call `close` and `resize`.
 
     An epoch that uses them refers to them, and with `persistent_workers` the loader does. They end with the last of
     these references.
@@ -300,7 +300,7 @@ class LoaderWorkers:
     def explained(self, delivery: Delivery) -> Delivery:
         """Return an error that `next` gave, in torch's words.
 
-        An error of no batch ends the processes: its traceback will refer to the loop, so nobody may wait for that to
+        An error of no batch, other than a stall, ends the processes: its traceback will refer to the loop, so nobody may wait for that to
         be freed. It comes again at each later call.
         """
         if self.failure is not None:

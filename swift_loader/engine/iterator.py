@@ -37,7 +37,10 @@ class Turn:
 
 
 class IteratorState(Enum):
-    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""
+    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later.
+
+    A close may come in each. With persistent workers, a DataLoader's only iterator is FRESH again with each epoch.
+    """
 
     FRESH = "fresh"
     ACTIVE = "active"
@@ -78,7 +81,10 @@ class LoopIterator(Iterator[Any]):
         raise NotImplementedError
 
     def _take(self) -> Delivery:
-        """Return the next batch, the error in its place, or the end. What it raises is no verdict on the batch."""
+        """Return the next batch, the error in its place, or the end.
+
+        What it raises says nothing about the batch, unless it has ended the pass first.
+        """
         raise NotImplementedError
 
     def _give(self, delivery: Delivery) -> NoReturn:
@@ -125,7 +131,7 @@ class LoopIterator(Iterator[Any]):
             raise StopIteration
 
     def _stop(self, state: IteratorState, error: BaseException | None = None) -> None:
-        """Give no more batches: each later `next` raises the error, or `StopIteration`. Any thread."""
+        """Be in this state. Unless it is FRESH, each later `next` raises the error, or `StopIteration`. Any thread."""
         # No handler runs between these.
         self._error = error
         self._state = state

@@ -58,14 +58,17 @@ def key_of(work: Work) -> Hashable:
 
 
 class WorkSource:
-    """Hands out the work of one generation, in the order of delivery."""
+    """Hands out the work of one generation, in the order of delivery.
+
+    The caller holds the engine's lock, and may be any thread.
+    """
 
     def next(self) -> Work | None:
         """Return the next work; None if there is none left, or none now."""
         raise NotImplementedError
 
     def rewind(self) -> None:
-        """Hand out again what was handed out and isn't behind the loop. Called before anything is handed out, too."""
+        """Hand out what isn't behind the loop, also what was handed out before. Called first of all."""
 
     def is_at(self, other: WorkSource, num_delivered: int, *, in_order: bool) -> bool:  # noqa: ARG002
         """Return whether the other one's first batch follows after this number of this one's. The plan is the same."""
@@ -115,7 +118,7 @@ class PlannedSource(WorkSource, Progress):
 
     @property
     def position(self) -> Position:
-        """The position after the last delivered batch."""
+        """The position after the last batch that the loop got in order."""
         epoch, num_steps = self.begin.epoch, self.steps.first
         if self.is_over:  # another rank may have one more batch
             return self.plan.end_of(epoch)

@@ -19,7 +19,7 @@ from swift_loader.sampling.work import Work
 
 
 class BatchState(Enum):
-    """Where a batch is. Of one that the loop has got, it stays READY."""
+    """Where a batch is that an engine delivers. Of one that the loop has got, it stays READY."""
 
     SENT = "sent"
     LOST = "lost"
@@ -68,7 +68,8 @@ class Delivery:
     """A batch, the error in its place, or what the loop gets if there is neither. Made for each batch: not frozen."""
 
     work: Work | None = None
-    """What the batch was built for. None if there is no batch and no error of one."""
+    """What the batch was built for; of a pipeline's result, the place after it. None if there is no batch and no error
+    of one."""
     sequence: int = -1
     """Counts the batches of a generation in the order in which they were handed out."""
     worker: int = -1

@@ -49,7 +49,7 @@ PER_WORKER_IN_ORDER = 3
 QUEUED_S = 0.001
 """Work that should wait in a worker's pipe, so that the worker isn't idle while the trainer's thread wakes up."""
 
-MIN_TASKS = 2
+USUAL_TASKS = 2
 """One that is being built and one that waits. More would bind batches to a worker that may be slow."""
 
 MAX_TASKS = 64
@@ -168,7 +168,7 @@ class Worker:
     """How many of these tasks belong to the current generation."""
     num_ready: int = 0
     """How many of its batches are READY."""
-    max_tasks: int = MIN_TASKS
+    max_tasks: int = USUAL_TASKS
     """How many tasks of the current generation it should have. Depends on `build_s`."""
     build_s: float = math.inf
     """Smoothed time to build a batch. Infinite until the first one is known."""
@@ -211,7 +211,7 @@ class Worker:
         if in_order and self.deviation_s > STEADY_S:
             self.max_tasks = 1
         elif self.build_s >= QUEUED_S:  # nearly always
-            self.max_tasks = MIN_TASKS
+            self.max_tasks = USUAL_TASKS
         else:
             self.max_tasks = min(1 + math.ceil(QUEUED_S / self.build_s), MAX_TASKS) if self.build_s > 0 else MAX_TASKS
 
