@@ -300,8 +300,8 @@ class LoaderWorkers:
     def explained(self, delivery: Delivery) -> Delivery:
         """Return an error that `next` gave, in torch's words.
 
-        An error of no batch, other than a stall, ends the processes: its traceback will refer to the loop, so nobody may wait for that to
-        be freed. It comes again at each later call.
+        An error of no batch, other than a stall, ends the processes: its traceback will refer to the loop, so nobody
+        may wait for that to be freed. It comes again at each later call.
         """
         if self.failure is not None:
             return replace(self.failure)
