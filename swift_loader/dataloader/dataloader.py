@@ -430,8 +430,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
                 f"the state has datasets of {resume.num_workers} workers in different states, so the rest of this "
                 f"epoch gets as many, and num_workers={self.num_workers} counts from the next epoch on"
             )
-            self._wanted.appendleft(self.num_workers)  # from the next epoch on, as after `resize`
-            self.num_workers = resume.num_workers
+            self._stay_with(resume.num_workers)
         number = 0
         if self._latest is not None:
             number = self._latest.number + 1
@@ -462,6 +461,11 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
             source.votes = self._votes = self._votes or RankVotes(find_ranks(None, None), way_out)
         self._latest = source
         return source
+
+    def _stay_with(self, num_workers: int) -> None:
+        """Have so many workers for the rest of the epoch, and the present number from the next one on."""
+        self._wanted.appendleft(self.num_workers)
+        self.num_workers = num_workers
 
     def _begin_workers(
         self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None, again: SamplerSource | None

@@ -79,6 +79,8 @@ class InlineWorkers:
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
         self.num_begun: int | None = None
         """How many steps of the epoch were fetched, counting one that an exception has ended. None: none here."""
+        self._built = Delivery()
+        """What torch's fetcher has built last. It comes again if the loop hasn't got it, as not all can be repeated."""
         self._index: int | None = None
         """Of the sample that failed, if it is known: torch's fetcher doesn't say it."""
 
@@ -102,6 +104,7 @@ class InlineWorkers:
         source.rewind()
         self._collate: Any = loader.collate_fn
         self._pin = pinning_of(loader, receives=False)
+        self._is_moved = bool(loader._mover.depth)  # type: ignore[attr-defined] # noqa: SLF001
         self._keys: Any = [None] * (loader.batch_size or 1) if loader._auto_collation else None  # noqa: SLF001
         """Of a batch of a stream."""
         self._definitions = NewDefinitions() if getattr(loader, "on_error", "raise") == "skip" else None
@@ -152,6 +155,8 @@ class InlineWorkers:
         work: Any = None if source is None else source.next()
         if work is None:
             return Delivery(is_end=True)
+        if self.is_kept(work.step):
+            return self._built
         self._unused, self._index, self.num_begun = None, None, work.step + 1
         built, began_ns, cpu_ns = Delivery(work), time.perf_counter_ns(), time.thread_time_ns()
         try:
@@ -159,6 +164,7 @@ class InlineWorkers:
             keys = keys.to_list() if isinstance(keys, IndexArray) else keys
             num_samples = len(keys) if self._keys is not None else 1
             if self._samples is None:
+                self._built = Delivery() if self._is_moved else built
                 built.batch = self._fetcher.fetch(keys)
             else:
                 self._build(built, keys)
@@ -174,6 +180,12 @@ class InlineWorkers:
             num_samples -= len(built.failures)
             built.number = self._metrics.note_inline(work.epoch, work.step, num_samples, asked_ns, began_ns, cpu_ns)
         return built
+
+    def is_kept(self, step: int) -> bool:
+        """Return whether the batch of this step, or the error in its place, is here still."""
+        built = self._built
+        is_whole = built.batch is not None or built.error is not None
+        return is_whole and built.work is not None and built.work.step == step
 
     def _build(self, built: Delivery, keys: Any) -> None:
         """Build a batch as a worker does. Unless samples draw as they like, the program's generators stay."""

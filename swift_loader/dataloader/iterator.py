@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import dataloader as torch_iterators
 
-from swift_loader.dataloader.options import num_samples_of
+from swift_loader.dataloader.options import num_samples_of, shows_its_worker
 from swift_loader.dataloader.sources import LoaderSource, SamplerSource
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.engine.iterator import IteratorState, LoopIterator, ShownIterator, Turn
@@ -169,6 +169,9 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
                 "a reference to the DataLoader"
             )
         position = before.position()
+        is_bound = position.is_stream or shows_its_worker(loader)
+        if position.num_workers != loader.num_workers and is_bound:  # `resize` counts from the next epoch on
+            loader._stay_with(position.num_workers)  # noqa: SLF001
         again = before if isinstance(before, SamplerSource) and before.is_known else None
         self._continue_at(loader, position, again=again)
         self._progress.num_votes = before.num_votes

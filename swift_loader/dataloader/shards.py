@@ -137,7 +137,7 @@ class SharedShards:
     def snapshots(self, rounds: StreamRounds | None = None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""
         first = min(self.next_batches)
-        known = self.begun or [WorkerSnapshot() if self._resumed is None else self._resumed.latest(first)]
+        known = [*self.begun] or [WorkerSnapshot() if self._resumed is None else self._resumed.latest(first)]
         known += [WorkerSnapshot.of(Snapshot.unpack(state)) for state in self._states.values()]
         latest = max((one for one in known if one.num_batches <= first), key=lambda one: one.num_batches)
         return tuple(replace(latest, next_batch=batch) for batch in self.next_batches)

@@ -217,7 +217,7 @@ class SamplerSource(LoaderSource, WorkSource):
         `Shards`.
         """
         self._use(workers, workers.next)
-        self._max_ahead = workers.num_ahead
+        self._num_workers, self._max_ahead = loader.num_workers, workers.num_ahead
         self._max_noticed = min(self._max_ahead, self._max_noticed)
         self._shards = Shards(loader, resume, carried)
         self._refill()
@@ -362,7 +362,9 @@ class StreamSource(LoaderSource, StreamRounds):
     def goes_on(self) -> bool:
         """See `LoaderSource`."""
         inline = self._inline
-        self.is_known = inline is not None and inline.num_begun in (None, self._num_done)
+        self.is_known = inline is not None and (
+            inline.num_begun in (None, self._num_done) or inline.is_kept(self._num_done)
+        )
         if not self.is_known and inline is not None and (iterator := inline.own_iterator) is not None:
             raise SwiftLoaderError(
                 f"the loop was interrupted while it read the {type(iterator).__name__}, which is its own iterator and "

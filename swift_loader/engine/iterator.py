@@ -146,7 +146,7 @@ class LoopIterator(Iterator[Any]):
         raise error
 
     def __next__(self) -> Any:
-        turn, taken = self._turn, None
+        turn, taken, batch = self._turn, None, None
         if turn.pid != os.getpid():
             turn.begin_in_fork()
         try:
@@ -173,6 +173,7 @@ class LoopIterator(Iterator[Any]):
         except BaseException:
             if taken is not None:  # the loop doesn't get it, whether or not it counts already
                 # No handler runs between these.
+                taken.batch = batch if taken.batch is None else taken.batch
                 self._progress.got = None
                 self._is_dirty = True
             raise

@@ -146,6 +146,8 @@ class PipelineIterator(LoopIterator):
         self._epochs = epochs
         self.run: Run | None = None
         """What runs; None before the first `next`, and once it was closed or handed over."""
+        self._owned: Run | None = None
+        """The last one that ran."""
         self.idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
         self.position_before = epochs.position
@@ -195,7 +197,7 @@ class PipelineIterator(LoopIterator):
     def own(self, run: Run) -> None:
         """Use this run, and close it at the end. Called before it starts anything."""
         self._closing = weakref.finalize(self, run.close)
-        self.run = run
+        self.run = self._owned = run
 
     def _take(self) -> Delivery:
         try:
@@ -234,9 +236,9 @@ class PipelineIterator(LoopIterator):
             position.is_over = True
             _warn_of_used_up(position.chain)
             if goes_on and self._closing is not None:  # keep it for the next epoch
+                self.run = None
                 self.idle.append(run)
                 self._closing.detach()
-                self.run = None
             else:
                 self._end_run()
         return item
@@ -263,11 +265,10 @@ class PipelineIterator(LoopIterator):
         self._end_run()
 
     def _end_run(self) -> None:
-        if self._closing is not None:
+        run, self.run = self._owned, None
+        if run is not None and self._closing is not None and run not in self.idle:
             run_finalizer(self._closing)
-        if (run := self.run) is not None:
             run.items, run.passes = iter(()), iter(())  # an error's traceback may keep the run
-        self.run = None
 
     def __repr__(self) -> str:
         is_begun = hasattr(self, "_progress")
