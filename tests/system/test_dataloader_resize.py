@@ -17,6 +17,7 @@ from swift_loader import DataLoader
 from swift_loader.dataloader.sources import SamplerSource
 from swift_loader.scheduler.queues import WorkerState
 from tests.support.helpers import HANG_S, LIKE_A_FORK, wait_until
+from tests.support.interrupting import Interrupt, Points, call
 from tests.support.resizing import calling
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -272,3 +273,31 @@ def test_a_resize_while_an_epoch_begins_returns_before_it_has_begun() -> None:
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     thread.join()
     assert loader.num_workers == 2
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(0 if info is None else info.id, 40, 1 if info is None else info.num_workers))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "number", "options"),
+    [(range(40), 3, {}), (range(40), 1, {"rng": "worker"}), (Numbers(), 1, {})],
+    ids=["at once", "bound", "stream"],
+)
+def test_after_a_resize_and_an_interrupt_the_epoch_goes_on(dataset: Any, number: int, options: dict[str, Any]) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(dataset, 4, num_workers=2, **options)
+
+    whole = [batch.tolist() for batch in make()]
+    loader, other = make(), make()
+    iterator = iter(loader)
+    got = [next(iterator).tolist() for _ in range(3)]
+    loader.resize(number)
+    with pytest.raises(Interrupt):
+        call(iterator.__next__, Points(9), Interrupt)
+    got.append(next(iterator).tolist())
+    other.load_state_dict(loader.state_dict())
+    assert got + [batch.tolist() for batch in iterator] == whole == got + [batch.tolist() for batch in other]
+    assert loader.num_workers == number

@@ -20,6 +20,7 @@ from swift_loader import DataLoader, StateMismatch, SwiftLoaderWarning
 from tests.support.chains import plain
 from tests.support.group import run_ranks
 from tests.support.helpers import exhaustive_unless, set_environ
+from tests.support.interrupting import NEVER, Interrupt, Points, call
 from tests.support.resumable import Everything, EverythingShuffled, Shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -533,3 +534,24 @@ def test_an_error_of_another_rank_that_ends_the_stream_is_heard(
     else:
         with pytest.raises(ValueError, match="broken"):
             next(batches)
+
+
+class ItsOwnIterator(IterableDataset[int]):
+    def __init__(self) -> None:
+        self._left = iter(range(6))
+
+    def __iter__(self) -> Iterator[int]:
+        return self._left
+
+
+def test_without_workers_a_batch_that_was_read_survives_an_interrupt() -> None:
+    points = Points(NEVER)
+    iterator = iter(DataLoader(ItsOwnIterator(), None))
+    next(iterator)
+    call(iterator.__next__, points, Interrupt)
+    for at in range(points.count - 5, points.count):
+        iterator = iter(DataLoader(ItsOwnIterator(), None))
+        got = [next(iterator)]
+        with pytest.raises(Interrupt):
+            call(iterator.__next__, Points(at), Interrupt)
+        assert got + list(iterator) == [*range(6)], f"interrupted at point {at} of {points.count}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DistributedSampler
 
 from swift_loader.pipeline import Pipeline
 from tests.support.helpers import exhaustive
+from tests.support.interrupting import NEVER, Interrupt, Points, call
 
 
 class OfEpochs:
@@ -140,3 +142,19 @@ def test_joined_sources_may_go_through_generators_in_order_of_completion(join: s
     pipeline = joined.map(twice, concurrency=3, output_order="completion")
     for _ in range(2):
         assert sorted(pipeline) == sorted([*range(9), *range(9)])
+
+
+def test_an_interrupt_at_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
+    with Pipeline(range(3), continuous=True) as pipeline:
+        assert list(pipeline) == [0, 1, 2]
+        iterator, points = iter(pipeline), Points(NEVER)
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(StopIteration):
+            call(iterator.__next__, points, Interrupt)
+        for at in range(points.count):
+            iterator = iter(pipeline)
+            assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+            with suppress(Interrupt, StopIteration):
+                call(iterator.__next__, Points(at), Interrupt)
+            assert list(iterator) == [], f"interrupted at point {at}"
+        assert list(pipeline) == [0, 1, 2]
