@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, NoDescriptorsLeft
-from swift_loader.runtime import handled_signals, is_interrupt
+from swift_loader.runtime import handled_signals, is_interrupt, raise_interrupt
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.channel import explaining_limits
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
@@ -210,6 +210,7 @@ def _encode(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, l
     except (EncodeError, NoDescriptorsLeft):
         raise
     except Exception as error:
+        raise_interrupt(error)  # one that came while a class was made
         if is_interrupt(error):
             raise
         path, culprit, reason = find_unencodable(content, error, try_out)
