@@ -147,7 +147,7 @@ class PipelineIterator(LoopIterator):
         self.run: Run | None = None
         """What runs; None before the first `next`, and once it was closed or handed over."""
         self._owned: Run | None = None
-        """The last one that ran."""
+        """What is to be closed: the same, and a run that is being handed over."""
         self.idle: list[Run] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
         self.position_before = epochs.position
@@ -266,9 +266,12 @@ class PipelineIterator(LoopIterator):
 
     def _end_run(self) -> None:
         run, self.run = self._owned, None
-        if run is not None and self._closing is not None and run not in self.idle:
+        if run is not None and self._closing is not None and run in self.idle:
+            self._closing.detach()  # it is the next epoch's
+        elif run is not None and self._closing is not None:
             run_finalizer(self._closing)
             run.items, run.passes = iter(()), iter(())  # an error's traceback may keep the run
+        self._owned = None
 
     def __repr__(self) -> str:
         is_begun = hasattr(self, "_progress")
