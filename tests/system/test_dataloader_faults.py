@@ -205,8 +205,10 @@ def test_a_worker_that_reads_no_tasks_holds_up_nobody_but_its_batch(keys: str, e
     iterator = iter(loader)
     with pytest.raises(WorkerStalled, match="has been at batch 0 of epoch 0"):
         next(iterator)
-    hung = max(iterator._workers, key=lambda worker: len(worker.channel.outbox))  # type: ignore[attr-defined]
-    assert hung.channel.outbox
+    workers = iterator._workers  # type: ignore[attr-defined]
+    # Until all workers have started, each gets only one task.
+    wait_until(lambda: any(worker.channel.outbox for worker in workers), "tasks for which there is no room in the pipe")
+    hung = max(workers, key=lambda worker: len(worker.channel.outbox))
     if end == "closed":
         iterator._shutdown_workers()  # type: ignore[attr-defined]
         return
