@@ -94,7 +94,7 @@ class SwiftLoader(Closing):
         multithread: bool = True,
         max_nb_batch_on_device: int = 1,
         pin_memory: bool = False,
-        start_method: Literal["template", "spawn", "fork", "portable"] = "template",
+        start_method: Literal["template", "spawn", "fork"] = "template",
         dataset_per_worker: bool = False,
         shared: bool = False,
         **unknown: NoReturn,
@@ -189,9 +189,8 @@ class SwiftLoader(Closing):
             start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
                 interpreter for each worker. `"fork"` forks the training process once, at `start()`, and the workers
                 from that fork. It is for [datasets and functions that can't be
-                serialised](datasets.md#datasets-that-cant-be-serialised), on Linux only. `"portable"` is like
-                `"spawn"`, by means that every system has.
-                [macOS and Windows](how-it-works.md#platforms) always use it.
+                serialised](datasets.md#datasets-that-cant-be-serialised). On [macOS and
+                Windows](how-it-works.md#platforms), torch's DataLoader starts the workers, as `"spawn"` or `"fork"`.
             dataset_per_worker: True makes each worker build its own dataset. False shares [one
                 dataset](datasets.md#one-dataset-in-all-processes), unless building it opens files or starts threads.
             shared: True replaces the dataset's [long lists](datasets.md#long-lists) by `SharedList`s, also those of

@@ -30,8 +30,8 @@ _ADVICE = (
 
 
 @contextmanager
-def portable_workers() -> Iterator[None]:
-    """Start the workers of all loaders as on macOS and Windows, until the end of the block."""
+def torch_workers() -> Iterator[None]:
+    """Have torch's DataLoader start the workers of all loaders, as on macOS and Windows, until the end of the block."""
     before, processes.PLATFORM = processes.PLATFORM, "darwin"
     try:
         yield

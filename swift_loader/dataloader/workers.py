@@ -28,7 +28,7 @@ from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalle
 from swift_loader.executors.base import Executor
 from swift_loader.executors.executor import WorkerExecutor
 from swift_loader.executors.process.reader import OnArrival
-from swift_loader.executors.processes import can_fork, make_fleet, warm_up
+from swift_loader.executors.processes import has_own_processes, make_fleet, warm_up
 from swift_loader.executors.threads import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -150,7 +150,7 @@ def start_workers(
         persists=loader.persistent_workers,
         collate_functions=registered_functions(),
         shard=shard,
-        pool=pool if method is StartMethod.FORK and can_fork() and not loader.persistent_workers else None,
+        pool=pool if method is StartMethod.FORK and has_own_processes() and not loader.persistent_workers else None,
     )
     if loader.dataset is None or isinstance(loader.dataset, type):
         what = "None" if loader.dataset is None else f"the class {loader.dataset.__name__}"

@@ -25,9 +25,9 @@ PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""
 
 
-def can_fork() -> bool:
-    """Return whether workers can be forks of this process."""
-    return StartMethod.FORK.on(PLATFORM) is StartMethod.FORK
+def has_own_processes() -> bool:
+    """Return whether the loader starts worker processes itself. Elsewhere than on Linux, torch's DataLoader does."""
+    return PLATFORM == "linux"
 
 
 def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
@@ -35,7 +35,7 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
 
     `modules`: what the dataset will import.
     """
-    if start_method.on(PLATFORM) is StartMethod.TEMPLATE:
+    if has_own_processes() and start_method is StartMethod.TEMPLATE:
         from swift_loader.executors.process.root import ROOTS
 
         ROOTS.warm(modules)
@@ -55,10 +55,10 @@ def make_fleet(spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer 
             return remote
         here = replace(options, num_workers=options.num_local, executor=None, num_local=0)
         return MixedFleet(make_fleet(spec, here, explainer), remote)
-    if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
-        from swift_loader.executors.portable.fleet import InterpreterFleet
+    if not has_own_processes():
+        from swift_loader.executors.torch_fleet import TorchFleet
 
-        return InterpreterFleet(spec, options, explainer)
+        return TorchFleet(spec, options, explainer)
     from swift_loader.executors.process.fleet import TemplateFleet
 
     if spec.options.start_method is StartMethod.FORK:

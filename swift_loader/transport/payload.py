@@ -1,7 +1,7 @@
 """Everything that a process needs to build the dataset, as one block of bytes.
 
-A template gets it in an anonymous file, so nothing is written to a folder; a portable worker and a Ray actor by other
-means. Layout: bulk data | environment (pickle) | structure (the codec's, with code). The environment is read before the
+A template gets it in an anonymous file, so nothing is written to a folder; a worker that is called, by other means.
+Layout: bulk data | environment (pickle) | structure (the codec's, with code). The environment is read before the
 structure, because reading the structure runs the user's code.
 """
 

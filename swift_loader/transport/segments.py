@@ -28,7 +28,7 @@ from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
 from swift_loader.transport.channel import new_memfd
 from swift_loader.transport.slots import RecycledSlots
 
-if sys.platform != "win32":  # there, `portable` maps the memory
+if sys.platform != "win32":  # there, torch maps the memory
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)

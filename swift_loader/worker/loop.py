@@ -329,6 +329,16 @@ class DatasetBuilder:
         )
         return builder, reported
 
+    def start_fresh(self, worker: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
+        """Read the payload, too, in a process that has no template. Otherwise, it is `start_service`."""
+        failpoint("worker.boot", worker)
+        try:
+            self.read()
+        except Exception as error:
+            channel.send(describe_failure(error, messages.FailureStage.BUILD, self.definitions).pack())
+            return None
+        return self.start_service(worker, channel, usage)
+
     def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:
         """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.
 
@@ -350,18 +360,6 @@ class DatasetBuilder:
         )
         torch_worker.begin(plan.order.seed)
         return torch_worker
-
-
-def start_fresh(payload: Payload, serial: int, channel: TaskChannel, usage: type[Usage]) -> Service | None:
-    """Build the dataset of a payload, in an interpreter that has no template. Otherwise, it is `start_service`."""
-    builder = DatasetBuilder.of(payload)
-    failpoint("worker.boot", serial)
-    try:
-        builder.read()
-    except Exception as error:
-        channel.send(describe_failure(error, messages.FailureStage.BUILD, builder.definitions).pack())
-        return None
-    return builder.start_service(serial, channel, usage)
 
 
 def _explain(error: RecursionError) -> None:

@@ -1,11 +1,12 @@
 """What worker processes need: the options for making a batch, and the plan.
 
-The trainer sends them once, as a template, a portable worker or a Ray actor starts.
+The trainer sends them once, as a template, a worker of torch's DataLoader or a Ray actor starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType
@@ -15,7 +16,7 @@ from swift_loader.batch.collate import collate_to_send, default_collate
 from swift_loader.checks import check_callable, check_choice, check_flag, option
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.transport.by_value import is_importable
+from swift_loader.transport.by_value import is_importable, travels_by_value
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_worker import TorchMode
@@ -30,12 +31,6 @@ class StartMethod(str, Enum):
     """Each is a fresh interpreter with its own dataset."""
     FORK = "fork"
     """All are forked from a fork of the trainer, for datasets that can't be serialised."""
-    PORTABLE = "portable"
-    """As SPAWN, by means that every system has. Starts more slowly."""
-
-    def on(self, platform: str) -> StartMethod:
-        """Return the method that is used on a platform, as `sys.platform` names it."""
-        return self if platform == "linux" else StartMethod.PORTABLE
 
 
 def _as_given(_name: str, value: Any) -> Any:
@@ -106,6 +101,15 @@ def modules_of(*things: Any) -> tuple[str, ...]:
     """Return the modules that define classes and functions, without those that can't be imported."""
     found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
     return tuple(dict.fromkeys(thing.__module__ for thing in found))
+
+
+def definitions_of(options: WorkerOptions) -> Iterator[object]:
+    """Yield the classes and functions of the user's script, and those of the options, if they can't be imported."""
+    main = sys.modules.get("__main__")
+    given = (options.dataset_class, type(options.dataset), options.collate_fn, options.batch_encoder)
+    for thing in (*given, *(vars(main).values() if main is not None else ())):
+        if isinstance(thing, (type, FunctionType)) and travels_by_value(thing):
+            yield thing
 
 
 def _check_dataset(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> None:

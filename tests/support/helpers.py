@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from swift_loader import SwiftLoader
-from swift_loader.testing import portable_workers
+from swift_loader.testing import torch_workers
 from tests.support.faults import environ_of
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,12 @@ HANG_S = 50.0
 SWITCH = "SWIFT_LOADER_ROOT"
 """The environment variable that switches roots off."""
 
+STARTED_BY_TORCH = bool(os.environ.get("SWIFT_LOADER_TESTS_STARTED_BY_TORCH"))
+"""Whether torch's DataLoader starts the workers of all loaders, as on macOS and Windows."""
+if STARTED_BY_TORCH:
+    _elsewhere = torch_workers()  # until this process ends
+    _elsewhere.__enter__()
+
 START_METHOD: Any = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
 """Of loaders whose test doesn't choose one. So tests of the template can run with another one."""
 
@@ -38,13 +44,10 @@ WORKER_TYPE: Any = os.environ.get("SWIFT_LOADER_TESTS_WORKER_TYPE", "process")
 
 needs_own_generators = pytest.mark.skipif(WORKER_TYPE == "thread", reason="threads share the global generators")
 
-needs_template = pytest.mark.skipif(START_METHOD == "portable", reason="portable workers have no template")
+needs_template = pytest.mark.skipif(STARTED_BY_TORCH, reason="torch's workers have no template")
 
 LIKE_A_FORK = {"multiprocessing_context": "fork"}
 """Options of a DataLoader whose test doesn't choose how workers start: quickly, if they may be forked."""
-if START_METHOD == "portable":
-    _elsewhere = portable_workers()  # until this process ends
-    _elsewhere.__enter__()
 
 _Case = TypeVar("_Case")
 
@@ -118,7 +121,7 @@ def template_and_workers(
 
     It waits until there are so many workers. In place of a template that there isn't, it returns this process.
     """
-    if START_METHOD == "portable":
+    if STARTED_BY_TORCH:
         wait_until(lambda: len(loader_children()) >= num_workers, f"{num_workers} workers")
         return psutil.Process(), loader_children()
     found: list[tuple[psutil.Process, list[psutil.Process]]] = []

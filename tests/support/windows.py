@@ -56,12 +56,12 @@ subprocess.STARTUPINFO = subprocess.CREATE_NEW_PROCESS_GROUP = None  # type: ign
 sys.platform = "win32"
 
 import swift_loader
-from swift_loader.executors.portable import fleet
-from swift_loader.executors.portable.interpreter import InterpreterLaunch
+from swift_loader.executors import torch_fleet
+from swift_loader.executors.environment import Launch
 from swift_loader.transport.payload import Environment, pack_payload
-from swift_loader.worker import portable
+from swift_loader.worker import torch_dataset
 
-assert [fleet, portable]
+assert [torch_fleet, torch_dataset]
 
 
 class Dataset:
@@ -83,5 +83,5 @@ payload, _ = pack_payload({"dataset": Dataset(), "function": lambda x: np.ones(x
 assert payload.environment() == environment
 content, _ = payload.read()
 assert (content["function"](2) == 2).all()
-assert InterpreterLaunch().is_current()
+assert Launch().is_current()
 sys.stdout.write("fine\n")

@@ -28,7 +28,6 @@ NUM_NEEDED = 5
 WORKERS: dict[str, dict[str, Any]] = {
     "processes": {},
     "threads": {"worker_type": "thread", "rng": None},
-    "portable": {"start_method": "portable"},
     "spawn": {"start_method": "spawn"},
     "fork": {"start_method": "fork"},
     "own datasets": {"dataset_per_worker": True},

@@ -121,7 +121,7 @@ def wait_for_the_end(shell: Terminal) -> None:
     wait_until(lambda: not session_of(shell.process.pid), "the end of all processes")
 
 
-@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn"), exhaustive("portable")])
+@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn")])
 @pytest.mark.parametrize("stage", exhaustive_unless({"start", "iteration", "close"}, STAGES))
 def test_ctrl_c_is_one_keyboard_interrupt_and_quiet_workers(stage: str, start_method: str, tmp_path: Path) -> None:
     with run_until(stage, start_method, tmp_path) as shell:

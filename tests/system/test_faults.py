@@ -23,6 +23,7 @@ from swift_loader import (
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
+    STARTED_BY_TORCH,
     exhaustive,
     ids_of,
     is_gone,
@@ -283,7 +284,7 @@ def test_close_ends_all_processes_whatever_they_do(tmp_path: Path) -> None:
     loader = make_loader(datasets.Misbehaving, **options)
     loader.start(0)
     template, workers = template_and_workers(num_workers=2)
-    for process in (workers[1], workers[0] if START_METHOD == "portable" else template):
+    for process in (workers[1], workers[0] if STARTED_BY_TORCH else template):
         process.send_signal(signal.SIGSTOP)
     loader.close()
     assert not loader_processes()

@@ -75,7 +75,7 @@ def test_a_fork_that_does_this_leaves_the_loader_alone(deed: str, multithread: b
     assert run_script(code, via="-c", folder=tmp_path) == "all\n"
 
 
-@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn"), exhaustive("portable")])
+@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn")])
 def test_a_fork_that_holds_copies_of_the_pipes_keeps_no_process_of_the_loader(
     start_method: str, tmp_path: Path
 ) -> None:
@@ -155,8 +155,7 @@ KEEPS_A_BATCH = """
     ("start_method", "device"),
     [
         ("template", None),
-        *[exhaustive(*case) for case in (("spawn", None), ("template", "cpu"), ("portable", "cpu"))],
-        *[exhaustive(*case) for case in (("portable", None), ("spawn", "cpu"))],
+        *[exhaustive(*case) for case in (("spawn", None), ("template", "cpu"), ("spawn", "cpu"))],
     ],
 )
 def test_a_batch_that_a_fork_keeps_stays_as_it_was(start_method: str, device: str | None, tmp_path: Path) -> None:
@@ -257,12 +256,8 @@ GOES_ON_IN_THE_CHILD = """
     ("start_method", "multithread", "device"),
     [
         ("template", "True", "None"),
-        *[
-            exhaustive(*case)
-            for case in (("template", "False", "cpu"), ("spawn", "True", "None"), ("portable", "True", "cpu"))
-        ],
+        *[exhaustive(*case) for case in (("template", "False", "cpu"), ("spawn", "True", "None"))],
         *[exhaustive("template", *case) for case in (("True", "cpu"), ("False", "None"))],
-        *[exhaustive("portable", *case) for case in (("True", "None"), ("False", "None"), ("False", "cpu"))],
         exhaustive("spawn", "True", "cpu"),  # the threads are the trainer's business, and not the workers'
     ],
 )

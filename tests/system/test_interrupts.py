@@ -60,7 +60,7 @@ def test_a_pass_goes_on_where_it_was_after_an_alarm_while_it_waited(alarm_after:
             assert num_alarms
 
 
-@pytest.mark.parametrize("options", [{"start_method": "template"}, {"start_method": "portable"}, {"workers": 0}])
+@pytest.mark.parametrize("options", [{"start_method": "template"}, {"workers": 0}])
 def test_a_time_out_of_the_user_in_the_first_next_comes_out_once(options: dict[str, Any], tmp_path: Path) -> None:
     def build() -> datasets.Counting:
         while not (tmp_path / "alarm").exists():

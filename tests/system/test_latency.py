@@ -76,20 +76,18 @@ def test_a_worker_that_hangs_is_told(tmp_path: Path) -> None:
 
 def test_a_loader_whose_processes_hang_is_closed(tmp_path: Path) -> None:
     """One worker holds the GIL; the other one and the template are stopped."""
-    for start_method in ("template", "portable"):
-        marker = tmp_path / start_method
-        kwargs = {"deed": "hold-the-interpreter", "marker": str(marker), "at": 0}
-        options: dict[str, Any] = {"shuffle": False, "validate": False, "start_method": start_method}
-        loader = make_loader(datasets.Misbehaving, kwargs=kwargs, **options)
-        loader.start(0)
-        iterator = iter(loader)
-        wait_until(marker.exists, "a worker that hangs")
-        for process in loader_processes():
-            if process.pid != int(marker.read_text()):
-                process.send_signal(signal.SIGSTOP)
-        with at_most(CLOSED_WITHIN_S):
-            loader.close()
-        del iterator
+    marker = tmp_path / "marker"
+    kwargs = {"deed": "hold-the-interpreter", "marker": str(marker), "at": 0}
+    loader = make_loader(datasets.Misbehaving, kwargs=kwargs, shuffle=False, validate=False)
+    loader.start(0)
+    iterator = iter(loader)
+    wait_until(marker.exists, "a worker that hangs")
+    for process in loader_processes():
+        if process.pid != int(marker.read_text()):
+            process.send_signal(signal.SIGSTOP)
+    with at_most(CLOSED_WITHIN_S):
+        loader.close()
+    del iterator
 
 
 def test_a_loader_is_closed_while_its_many_workers_are_being_started() -> None:

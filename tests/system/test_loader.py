@@ -189,7 +189,7 @@ class CountsBuilding(datasets.Counting):
             file.write("built\n")
 
 
-@needs_template  # portable workers each build their own
+@needs_template
 @pytest.mark.parametrize("rng", ["sample", "worker"])
 def test_a_dataset_that_was_built_to_be_counted_is_not_built_again(rng: str, tmp_path: Path) -> None:
     log = tmp_path / "log"

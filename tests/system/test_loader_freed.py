@@ -47,7 +47,6 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "threads": lambda dataset: DataLoader(dataset, num_workers=1, worker_type="thread"),
     "SwiftLoader": lambda dataset: SwiftLoader(dataset=dataset, worker_per_consumer=1),
     "SwiftLoader, no workers": lambda dataset: SwiftLoader(dataset=dataset, worker_per_consumer=0),
-    "SwiftLoader, portable": lambda dataset: SwiftLoader(dataset=dataset, start_method="portable"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What is measured of real loaders: in processes, threads, the loop's thread and portable workers."""
+"""What is measured of real loaders: in processes, threads and the loop's thread."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "process": {"worker_per_consumer": 2},
     "thread": {"worker_per_consumer": 2, "worker_type": "thread"},
     "inline": {"worker_per_consumer": 0},
-    "portable": {"worker_per_consumer": 2, "start_method": "portable"},
 }
 
 

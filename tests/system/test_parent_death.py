@@ -22,7 +22,6 @@ from tests.support.helpers import (
     is_gone,
     loader_children,
     session_of,
-    slow,
     template_and_workers,
     wait_until,
 )
@@ -85,19 +84,12 @@ STATES = {
         COUNTING, "loader.start(0); Path(marker).touch(); list(loader)", {}, "worker.collated=SIGSTOP"
     ),
 }
-PORTABLE = ["building", "idle", "computing", "sending"]
-"""What workers end by themselves in, by means that every system has."""
-CASES = [
-    *((state, start_method) for start_method in ("template", "spawn", "fork") for state in STATES),
-    *((state, "portable") for state in PORTABLE),
-]
+CASES = [(state, start_method) for start_method in ("template", "spawn", "fork") for state in STATES]
 QUICK = {
     ("building", "template"),
     ("computing without an end in C", "template"),
     ("sending", "template"),
     ("started by a thread that has ended", "fork"),
-    ("idle", "portable"),
-    ("computing", "portable"),
 }
 
 
@@ -136,12 +128,10 @@ def wait_for_state(state: str, trainer: psutil.Process, start_method: str) -> No
         wait_until(lambda: workers_are(is_stopped), "stopped workers")
     elif state == "sending":
         wait_until(lambda: is_stopped(trainer), "a stopped trainer")
-        if start_method == "portable":
-            return  # its workers write in other ways
         # One of them: the other may not have been ready in time to get a task.
         blocked = is_blocked("sending")
         wait_until(lambda: any(map(blocked, workers_of(trainer, start_method))), "a worker blocked sending")
-    elif state == "idle" and start_method != "portable":
+    elif state == "idle":
         wait_until(lambda: workers_are(is_blocked("reading")), "workers blocked reading")
 
 
@@ -194,7 +184,7 @@ def test_a_resource_tracker_that_is_killed_too_changes_nothing(start_method: str
         kill_and_check(process, tmp_path, also=tuple(trackers))
 
 
-@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn"), slow("portable")])
+@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn")])
 def test_a_fork_of_the_trainer_that_lives_on_keeps_no_worker(start_method: str, tmp_path: Path) -> None:
     """It has copies of the pipes, so the workers' ends are never closed."""
     fork = "pid = os.fork()\nif pid == 0: os.setsid(); signal.pause()\nPath(marker + '.fork').write_text(str(pid))"

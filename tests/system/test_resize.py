@@ -26,7 +26,6 @@ NUM_BATCHES = 50
 WORKERS: dict[str, dict[str, Any]] = {
     "processes": {},
     "threads": {"worker_type": "thread", "rng": None},
-    "portable": {"start_method": "portable"},
     "spawn": {"start_method": "spawn"},
     "fork": {"start_method": "fork"},
     "own datasets": {"dataset_per_worker": True},
@@ -151,7 +150,7 @@ def test_a_worker_that_another_thread_adds_while_the_loop_waits_helps_at_once(ki
             timer.join()
 
 
-@pytest.mark.parametrize("kind", ["own datasets", "threads", *map(slow, ["spawn", "portable"])])
+@pytest.mark.parametrize("kind", ["own datasets", "threads", slow("spawn")])
 def test_a_worker_that_takes_long_to_start_holds_up_nothing(kind: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     options = {**WORKERS[kind], "dataset_per_worker": True, "kwargs": {"marker": str(marker)}, "shuffle": False}

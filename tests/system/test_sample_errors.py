@@ -138,13 +138,10 @@ def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_
 
 @POLICIES
 @pytest.mark.parametrize("bad", [(17, 18), (1, 5)], ids=str)  # the first ones are looked at when the dataset is built
-@pytest.mark.parametrize(
-    "start_method", ["template", pytest.param("portable", marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
-)
 @pytest.mark.usefixtures("quiet")
-def test_samples_that_hang_are_left_out_or_replaced(on_error: str, start_method: str, bad: tuple[int, int]) -> None:
+def test_samples_that_hang_are_left_out_or_replaced(on_error: str, bad: tuple[int, int]) -> None:
     options: dict[str, Any] = {"kwargs": {"bad": bad, "deed": "hang"}, "on_error": on_error, "timeout": 1.0}
-    options |= {"start_method": start_method, "in_order": bad[0] > 8, "worker_restarts": 1}
+    options |= {"in_order": bad[0] > 8, "worker_restarts": 1}
     with failing(**options) as loader:
         for _ in range(2):
             batches = [batch["id"].tolist() for batch in loader]

@@ -38,7 +38,7 @@ def unguarded(body: str) -> str:
     return textwrap.dedent(DATASET) + textwrap.dedent(body)
 
 
-@pytest.mark.parametrize("start_method", ["template", "portable"])
+@pytest.mark.parametrize("start_method", ["template", exhaustive("spawn")])
 @pytest.mark.parametrize("via", ["file", exhaustive("-c"), exhaustive("stdin")])
 def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(
     via: str, start_method: str, tmp_path: Path

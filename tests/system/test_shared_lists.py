@@ -17,10 +17,10 @@ from swift_loader.pipeline import Pipeline
 from swift_loader.shared.lists import LONG
 from tests.support.datasets import identity
 from tests.support.group import run_ranks
-from tests.support.helpers import ROOT, exhaustive, loader_processes, run_script, slow
+from tests.support.helpers import ROOT, loader_processes, run_script, slow
 
 NUM_SAMPLES = LONG + 24
-METHODS = ["template", "fork", slow("spawn"), exhaustive("portable")]
+METHODS = ["template", "fork", slow("spawn")]
 
 
 def path_of(index: int) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 
@@ -40,17 +40,8 @@ class Forks:
         """Held while an interpreter starts and while a thread forks."""
         self.holders: WeakSet[Holder] = WeakSet()
         """Who owns descriptors of the loaders, which a fork that serves a loader must not keep."""
-        self._kept: WeakSet[Any] = WeakSet()
-        """Ends of pipes that no child may hold open."""
         self._is_under_way = False
         """Whether a thread is forking. Only the thread that holds `starting` changes it."""
-
-    def keep_from_children(self, end: Any) -> None:
-        """Close the end of a pipe in each child, where a copy would hide this process's end from its peer.
-
-        Its `close` takes no lock.
-        """
-        self._kept.add(end)
 
     def may_have_seen(self, stamp: object) -> bool:
         """Return whether a child may have memory that was leased when `stamp` was current and is released now."""
@@ -73,9 +64,6 @@ class Forks:
         self.stamp = object()
         self.starting = threading.RLock()
         self._is_under_way = False
-        for end in list(self._kept):
-            end.close()
-        self._kept = WeakSet()
 
 
 FORKS = Forks()

@@ -22,12 +22,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.runtime import SIGNALS, blocked, handled_signals
-from swift_loader.transport.by_value import Definitions, travels_by_value
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.payload import Environment
 from swift_loader.worker.loop import DatasetBuilder
@@ -43,7 +42,7 @@ from swift_loader.worker.process import (
     reset_signals,
     run_and_exit,
 )
-from swift_loader.worker.spec import WorkerSpec
+from swift_loader.worker.spec import WorkerSpec, definitions_of
 from swift_loader.worker.template import be_template
 
 
@@ -129,7 +128,7 @@ class TrainerFork:
     def __init__(self, spec: WorkerSpec) -> None:
         """Fork nothing yet. The fork will have the same objects as `spec`."""
         self._spec = spec
-        self.definitions = Definitions(_definitions(spec))
+        self.definitions = Definitions(definitions_of(spec.options))
         """Classes and functions that can't be imported. The fork has the same ones, under the same numbers."""
         self._child: ForkedChild | None = None
 
@@ -170,16 +169,6 @@ def _descriptors() -> Iterator[int]:
     """Yield the descriptors of all loaders of the trainer. Runs in the fork."""
     for holder in FORKS.holders:
         yield from (number for number in holder.descriptors() if number >= 0)
-
-
-def _definitions(spec: WorkerSpec) -> Iterator[object]:
-    """Yield the classes and functions of the user's script, and those of the options, if they can't be imported."""
-    options = spec.options
-    main = sys.modules.get("__main__")
-    given = (options.dataset_class, type(options.dataset), options.collate_fn, options.batch_encoder)
-    for thing in (*given, *(vars(main).values() if main is not None else ())):
-        if isinstance(thing, (type, FunctionType)) and travels_by_value(thing):
-            yield thing
 
 
 # Finds forks that hang ------------------------------------------------------------------------------------------------

@@ -12,38 +12,26 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
+from swift_loader.errors import SharedMemoryFull
+from swift_loader.executors.called import CalledHandle, Failed
 from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.handle import Handle
-from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import ActorMemory
-from swift_loader.runtime import raise_interrupt
-from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
-from swift_loader.transport.messages import Batch, NewPlan, Received, unpack
+from swift_loader.scheduler.messages import Event
+from swift_loader.transport.messages import Batch, NewPlan, unpack
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Location, Reply, machine_id
+from swift_loader.worker.actor import Location, machine_id
+from swift_loader.worker.called import Reply
 
 _HERE = machine_id()
 
 _REQUEST_S = 0.5
 """How long an actor may take to answer a request, when somebody waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Instead of an answer."""
-
-    error: BaseException
-    is_lost: bool
-    """Whether the actor or its object is gone, and no further answer comes. Else only the call has failed."""
 
 
 def told_by_ray(loss: BaseException) -> str:
@@ -249,7 +237,7 @@ class Actor:
                 self._actor = self._end = self._introduction = None
 
 
-class ActorHandle(Handle):
+class ActorHandle(CalledHandle):
     """A worker that is an actor."""
 
     memory: ActorMemory
@@ -260,29 +248,7 @@ class ActorHandle(Handle):
         described: str = self.process.describe()
         return described
 
-    def drain(self, reader: MessageReader, events: list[Event]) -> None:
-        """Add the events of all answers that are here."""
-        while (answer := self.channel.take()) is not None:
-            if isinstance(answer, Reply):
-                self.memory.arrive(answer.memory)
-                self._read(answer.messages, reader, events)
-            elif answer.is_lost:
-                events.append(Disconnected(self.serial, self.worker_id))
-            else:
-                events.append(self._failure(answer.error))
-
-    def _read(self, messages: Sequence[bytes], reader: MessageReader, events: list[Event]) -> None:
-        try:
-            for message in messages:
-                event = reader.read(self, Received(self._in_our_time(message), []))
-                if event is not None:
-                    events.append(event)
-        except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
-            raise_interrupt(error)
-            self.channel.close()
-            events.append(ExecutorFailed(error))
-
-    def _in_our_time(self, message: bytes) -> memoryview:
+    def in_our_time(self, message: bytes) -> memoryview:
         """Return a message in which a batch of another machine, which has another clock, ends when it is here."""
         where: Location | None = self.process.where
         if where is None or where.machine == _HERE or not isinstance(batch := unpack(message), Batch):
@@ -290,15 +256,12 @@ class ActorHandle(Handle):
         began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
         return memoryview(batch._replace(began_ns=began_ns, meta=bytes(batch.meta)).pack())
 
-    def _failure(self, error: BaseException) -> Event:
+    def failure(self, error: BaseException) -> Event:
         """Return the event of a call that failed although the actor lives: above all, its result couldn't be stored."""
-        if not self.tasks:
-            return ExecutorFailed(error)
-        task = self.answered(self.tasks[0].generation, self.tasks[0].sequence)
         if type(error).__name__ in ("ObjectStoreFullError", "OutOfDiskError"):
             error = SharedMemoryFull(
                 f"the object store of a Ray node has no room for a batch ({error}). Give the node more "
                 f"(`ray start --object-store-memory`), lower batch_size or data_queue_size (DataLoader: "
                 f"prefetch_factor), or keep fewer batches"
             )
-        return Answered(task, error=error)
+        return super().failure(error)

@@ -6,40 +6,32 @@ actor that may have answered where the inboxes listen; the thread that leads tak
 
 from __future__ import annotations
 
-import queue
-import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled, warn
+from swift_loader.executors.called import CalledFleet, CalledHandle, Failed, who_is
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle
-from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.ray.actor import Actor, ActorHandle, Failed, told_by_ray
+from swift_loader.executors.ray.actor import Actor, ActorHandle, told_by_ray
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions, RayExecutor
-from swift_loader.scheduler.messages import Death, Ended, Event, ExecutorFailed
+from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Payload, pack_payload
 from swift_loader.transport.segments import PrivateSlots, Segment
-from swift_loader.worker.actor import ActorPayload, BatchActor, Reply
+from swift_loader.worker.actor import ActorPayload, BatchActor
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
-
-if sys.platform == "linux":
-    from swift_loader.executors.process.fleet import EpollInbox as _Inbox
-else:
-    from swift_loader.executors.portable.fleet import PipeInbox as _Inbox
 
 FIRST_SERIAL = 1 << 20
 """Serial numbers of actors begin here, so that workers on this machine have others."""
@@ -50,15 +42,12 @@ MAX_INLINE_BYTES = 2 << 20
 END_LIMIT_S = 1.5
 """How long `close` waits until Ray says that the actors have ended."""
 
-_MAX_WAIT_S = 1e6
-"""A lock can't be waited for much longer."""
-
 _DISCONNECTED = (
     "this process isn't connected to Ray any more, so its actors are gone; call ray.shutdown() after close()"
 )
 
 
-class ActorFleet(Fleet):
+class ActorFleet(CalledFleet):
     """The actors of one loader."""
 
     def __init__(self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, explainer: Explainer) -> None:
@@ -69,8 +58,6 @@ class ActorFleet(Fleet):
         self._connection = Connection(executor.address)
         self._connecting = threading.RLock()
         """Held while a thread connects, which may take long. `stop` doesn't wait for that."""
-        self._announcing = threading.RLock()
-        """Held while an actor's news are posted, so that no inbox is closed meanwhile."""
         self._content: Payload | None = None
         """What the actors build the dataset from, to compare it with what another start would send."""
         self._payload: Any = None
@@ -80,11 +67,6 @@ class ActorFleet(Fleet):
         """Batches of all actors arrive there."""
         self._num_begun = 0
         """How often all actors were lost before one of them had built the dataset."""
-        self._began_s = 0.0
-        self._first_build: tuple[ActorHandle | None, int, float] | None = None
-        """The first actor that has built the dataset, the dataset's length, and how long that took."""
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """For `wait_built`: something may have happened."""
         self._placement_due_s: float | None = None
         """When to look for actors that have no place; None: they have one, or that was told."""
 
@@ -173,14 +155,6 @@ class ActorFleet(Fleet):
                 process.use_generation(self.generation)
         self.note_news(serial)  # an answer may have come before the worker was known
 
-    def note_news(self, serial: int) -> None:
-        """Have somebody look for answers of an actor. Any thread."""
-        with self._announcing:
-            worker = self.workers.get(serial)
-            if worker is not None and self.is_running:
-                self.post(worker)
-        self._news.put(None)
-
     def start_worker(self, worker_id: int) -> None:
         """Start another actor. Returns while Ray places it."""
         with suppress(LoaderClosed):
@@ -201,38 +175,18 @@ class ActorFleet(Fleet):
             (self._wanted.placement_timeout, False, self._give_up),
             (self.options.stall_warning_s if warns else None, True, self.warn_of_build),
         ]
-        due = [(after_s, is_of_building, step) for after_s, is_of_building, step in steps if after_s]
-        due.sort(key=lambda one: one[0])
-        while (built := self._first_build or self._look()) is None:
-            left_s = due[0][0] + self._began_s - time.monotonic() if due else _MAX_WAIT_S
-            if left_s <= 0:
-                _, is_of_building, step = due.pop(0)
-                if is_of_building == any(worker.process.is_placed for worker in self.workers.values()):
-                    step()
-                continue
-            with suppress(queue.Empty):
-                self._news.get(timeout=min(left_s, _MAX_WAIT_S))
-            self.check_open()
-        self._first_build = built
-        return built[1:]
+        return self.await_first([(after_s, self._if(is_placed, step)) for after_s, is_placed, step in steps if after_s])
 
-    def _look(self) -> tuple[ActorHandle | None, int, float] | None:
-        """Return what the first actor that has answered says; None if none has. Its answer stays."""
-        lost: list[tuple[ActorHandle, Failed]] = []
-        for worker in self.workers.values():
-            answer = worker.channel.peek()
-            if isinstance(answer, Reply):
-                build_s = time.monotonic() - self._began_s
-                return worker, self.length_in(memoryview(answer.messages[-1]), _who(worker)), build_s
-            if answer is not None:
-                if not answer.is_lost:
-                    raise answer.error
-                lost.append((worker, answer))
-        if len(lost) == len(self.workers):
-            self._begin_again(lost)
-        return None
+    def _if(self, is_placed: bool, step: Callable[[], None]) -> Callable[[], None]:
+        """Return what does a step if an actor has a place then, or none has."""
 
-    def _begin_again(self, lost: Sequence[tuple[ActorHandle, Failed]]) -> None:
+        def do() -> None:
+            if is_placed == any(worker.process.is_placed for worker in self.workers.values()):
+                step()
+
+        return do
+
+    def begin_again(self, lost: Sequence[tuple[CalledHandle, Failed]]) -> None:
         """Replace all actors, if their nodes have died before one of them has built the dataset.
 
         Raises `WorkerDied` if at least one has ended by itself, or this was tried too often.
@@ -242,7 +196,7 @@ class ActorFleet(Fleet):
             worker.process.note_loss(answer.error)
             if worker.process.has_crashed or self._num_begun > self.options.max_restarts:
                 consequence = f"{self.explainer.build}{told_by_ray(answer.error)}"
-                raise self.explainer.died(_who(worker), None, consequence)
+                raise self.explainer.died(who_is(worker), None, consequence)
         for worker, _ in lost:
             self.release(worker)
             self.start_worker(worker.worker_id)
@@ -298,14 +252,9 @@ class ActorFleet(Fleet):
 
     # Listening --------------------------------------------------------------------------------------------------------
 
-    @property
-    def num_inboxes(self) -> int:
-        """The loop's, and one for the thread that takes over while the loop is busy."""
-        return 2
-
-    def make_inbox(self, reader: MessageReader, posted: deque[Event | Handle]) -> WorkerInbox:
-        """Return an inbox, which listens to nothing but its bell."""
-        inbox = _Inbox(reader, posted)
+    def make_inbox(self, reader: MessageReader, posted: Any) -> Any:
+        """Return an inbox that looks at the connection, too."""
+        inbox = super().make_inbox(reader, posted)
         inbox.remote = self
         return inbox
 
@@ -324,16 +273,8 @@ class ActorFleet(Fleet):
 
     def run(self) -> None:
         """Take what has come up to now, which `wait_built` has left: the first build first."""
-        with self.lock:
-            self.check_open()
-            self.is_running = True
-        first = None if self._first_build is None else self._first_build[0]
-        for worker in sorted(self.workers.values(), key=lambda one: one is not first):
-            self.post(worker)
+        super().run()
         self._expect_placement()
-
-    def forget(self, worker: Handle) -> None:
-        """Do nothing: `reap` closes what it sends."""
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -379,11 +320,7 @@ class ActorFleet(Fleet):
         for worker in self.workers.values():
             if self._connection.is_open:
                 worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
-        with self._announcing:
-            self.is_running = False
         super().close_processes()
-        self.workers, self._first_build = {}, None
-        self.posted.clear()
         self._disconnect()
         return self._slots.take_all()
 
@@ -500,8 +437,3 @@ class MixedFleet(Fleet):
     def close_processes(self) -> list[Segment]:
         """Close all handles."""
         return [*self.remote.close_processes(), *self.local.close_processes()]
-
-
-def _who(worker: ActorHandle) -> str:
-    """Return which actor it is, for messages before the loader has started."""
-    return f"the first worker ({worker.place})"
