@@ -229,15 +229,16 @@ class LoaderWorkers:
         self._has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
         notices = deque[str]()
-        target, page_lock, on_arrival = mover.target, None, pin
-        if target is not None:
-            page_lock = None if delivery.uses_threads else target.make_page_lock(notices)
-            on_arrival = target.on_arrival(notices, is_locked=page_lock is not None)
         if mode.pool is not None:
             worker_options = replace(worker_options, torch=replace(mode, kept=mode.pool.deal(delivery.num_workers)))
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
         self.fleet = None if delivery.uses_threads else make_fleet(spec, delivery)
         """The worker processes. None if the workers are threads."""
+        target, page_lock, on_arrival = mover.target, None, pin
+        if target is not None:
+            if self.fleet is not None and self.fleet.has_segments:
+                page_lock = target.make_page_lock(notices)
+            on_arrival = target.on_arrival(notices, is_locked=page_lock is not None)
         executor: Executor
         if self.fleet is not None:
             executor = WorkerExecutor(self.fleet, metrics, _log_once, notices, page_lock, on_arrival)

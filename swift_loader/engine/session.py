@@ -95,8 +95,9 @@ class Session:
         spec = WorkerSpec(self._options.workers, self.settings)
         settings = delivery.scheduling
         executor: Executor
-        page_lock = None if self._target is None or fleet is None else self._target.make_page_lock(self._notices)
-        on_arrival = None
+        page_lock = on_arrival = None
+        if self._target is not None and fleet is not None and fleet.has_segments:
+            page_lock = self._target.make_page_lock(self._notices)
         if self._target is not None and not (self._broadcast is not None and self._target.moves):  # it is sent as it is
             is_locked = page_lock is not None and delivery.batch_decoder is None  # it makes batches elsewhere
             on_arrival = self._target.on_arrival(self._notices, is_locked=is_locked)

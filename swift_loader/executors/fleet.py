@@ -43,6 +43,9 @@ SPARE_SEGMENTS = 8
 class Fleet(ABC):
     """The worker processes of one loader. Any thread may use it, and no method runs code of the user."""
 
+    has_segments = True
+    """Whether batches lie in memory that is used again, so that it pays to page-lock it."""
+
     def __init__(self, spec: WorkerSpec, options: DeliveryOptions, explainer: Explainer) -> None:
         """Start nothing."""
         self.spec = spec

@@ -251,6 +251,7 @@ class TorchProcess:
 class TorchFleet(CalledFleet):
     """The workers of one loader."""
 
+    has_segments = False
     _given: Given | None = None
     """None before `start_first`."""
     _started_in: tuple[Launch, str | None]
