@@ -13,11 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from swift_loader.errors import LoaderClosed
@@ -45,23 +46,32 @@ MAX_TASKS = 16
 
 _HASH_SEED = "PYTHONHASHSEED"
 
-_environment = threading.Lock()
-"""Held while the program's environment has what workers need."""
 
+class _HashSeed:
+    """Gives sets of strings one order in all processes that start within it. Any thread."""
 
-@contextmanager
-def _environment_of_workers() -> Iterator[None]:
-    """Give sets of strings one order in all processes that are started here."""
-    with _environment:
-        before = os.environ.get(_HASH_SEED)
-        os.environ[_HASH_SEED] = environ_for_workers()[_HASH_SEED]
-        try:
-            yield
-        finally:
-            if before is None:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_starting = 0
+        self._before: str | None = None
+        """The program's own."""
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_starting:
+                self._before = os.environ.get(_HASH_SEED)
+                os.environ[_HASH_SEED] = environ_for_workers()[_HASH_SEED]
+            self._num_starting += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_starting -= 1
+            if not self._num_starting:
                 del os.environ[_HASH_SEED]
-            else:
-                os.environ[_HASH_SEED] = before
+                os.environ.update({} if self._before is None else {_HASH_SEED: self._before})
+
+
+_hash_seed = _HashSeed()
 
 
 class TorchProcess:
@@ -124,9 +134,10 @@ class TorchProcess:
             prefetch_factor=MAX_TASKS,
             persistent_workers=True,
             multiprocessing_context=self._fleet.method,
+            generator=torch.Generator(),  # else it draws from the program's
         )
         get_temp_dir()  # the worker uses the same, so if it is killed, it leaves none behind
-        with _environment_of_workers(), explaining_starts("a worker process"):
+        with _hash_seed, explaining_starts("a worker process"):
             iterator: Any = iter(loader)
         self._process = iterator._workers[0]  # noqa: SLF001 - as many programs do
         if self._is_killed:

@@ -174,11 +174,13 @@ def test_nothing_is_lost_however_often_workers_are_killed() -> None:
 def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
     kwargs: dict[str, Any] = {"folder": str(tmp_path), "deed": "SIGSTOP"}
     options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "timeout": 1.0, "start_method": "fork"}
+    generator = torch.get_rng_state()
     with (
         make_loader(datasets.FailsOnce, kwargs=kwargs, **options) as loader,
         pytest.warns(SwiftLoaderWarning, match=r"longer than timeout=1 s, and was killed"),
     ):
         assert ids_of(loader) == list(range(80))
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 @torch_workers()
