@@ -139,6 +139,10 @@ class TorchProcess:
         get_temp_dir()  # the worker uses the same, so if it is killed, it leaves none behind
         with _hash_seed, explaining_starts("a worker process"):
             iterator: Any = iter(loader)
+        # Else torch's signal handler, if the program uses its DataLoader, too, tells the program of a death.
+        handlers: Any = torch._C  # noqa: SLF001
+        handlers._remove_worker_pids(id(iterator))  # noqa: SLF001
+        iterator._worker_pids_set = False  # noqa: SLF001
         self._process = iterator._workers[0]  # noqa: SLF001 - as many programs do
         if self._is_killed:
             self._process.kill()

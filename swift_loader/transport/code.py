@@ -75,6 +75,7 @@ class CodeEncoder(Encoder, cloudpickle.Pickler):  # type: ignore[misc] # cloudpi
     def dump_package(self, content: object) -> None:
         """Write what `codec.decode_with_code` reads."""
         self.dump([content, _Later(self._looked_up), _Later(self._submodules), self.things], [content])
+        self.clear_memo()  # it refers to what refers to this object, and so to the content
 
     def _looked_up(self) -> dict[str, Any]:
         """Return the variables that code may look up by their names: classes around others, as pickle does, or all."""

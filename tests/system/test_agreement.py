@@ -12,7 +12,7 @@ import pytest
 from tests.support.group import run_ranks
 from tests.support.helpers import ROOT, run_script
 
-pytestmark = pytest.mark.timeout(120)  # the first test waits for the ranks
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("agreement")]  # the first test waits for the ranks
 
 Options = dict[str, Any]
 

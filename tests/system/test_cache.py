@@ -480,6 +480,7 @@ def test_the_ranks_of_a_machine_share_one_copy(tmp_path: Path) -> None:
     assert "6 of them kept" in second[1][1]
 
 
+@pytest.mark.slow
 def test_a_cache_of_two_ranks_is_that_of_a_name_or_the_order_and_of_equal_samples(tmp_path: Path) -> None:
     first, second = run_ranks(OTHER_RANKS, 2, tmp_path)
     (text,) = first[0] + second[0]

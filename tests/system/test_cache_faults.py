@@ -160,6 +160,7 @@ def test_a_kill_before_in_or_after_any_system_call_that_writes_leaves_nothing_ha
     assert at >= (6 if where == "memory" else 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "where"), [("cache.written", "memory"), *(slow(point, "file") for point in POINTS)])
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")  # of the replacement
 def test_a_worker_that_is_killed_while_it_fills_the_cache_is_replaced(
@@ -195,6 +196,7 @@ def test_a_process_that_is_stopped_while_it_makes_a_sample_does_not_hold_up_the_
 # Several at once ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both
 def test_processes_that_fill_a_cache_at_once_make_each_sample_once(where: str, tmp_path: Path) -> None:
     """One of them is killed: its claim ends with it."""
@@ -345,7 +347,7 @@ def test_a_dataset_that_has_changed_behind_the_file_is_refused(tmp_path: Path) -
         open_cache(tmp_path)
 
 
-@pytest.mark.parametrize("deed", ["delete", "replace", "empty", "cut", "clear"])
+@pytest.mark.parametrize("deed", ["delete", *map(slow, ["replace", "empty", "cut", "clear"])])
 def test_a_file_that_changes_while_it_is_used_gives_right_samples_or_a_typed_error(deed: str, tmp_path: Path) -> None:
     kept, path = open_cache(tmp_path), tmp_path / "cache"
     check(kept, range(0, LENGTH, 2))

@@ -303,6 +303,7 @@ builtins.kept = [(iterator, next(iterator)) for iterator in map(iter, made)], ma
 """
 
 
+@pytest.mark.slow
 def test_what_still_exists_when_the_interpreter_ends_says_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", OF_EXIT], capture_output=True, text=True, check=True, cwd=ROOT)
     assert ended.stderr == ""

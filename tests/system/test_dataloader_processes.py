@@ -280,6 +280,7 @@ class Waiting:
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "first", "later"), [({0, 1}, 2, 2), ({0}, 0, 3)], ids=["together", "then others"])
 def test_with_spawn_as_many_interpreters_start_at_a_time_as_there_are_cores_and_the_first_batch_waits_for_one(
     cores: set[int], first: int, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

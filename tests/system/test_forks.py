@@ -163,6 +163,7 @@ def test_a_batch_that_a_fork_keeps_stays_as_it_was(start_method: str, device: st
     assert run_script(code, start_method, via="-c", folder=tmp_path) == "right\n"
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_got_while_another_thread_forked_stays_as_it_was_in_the_child(tmp_path: Path) -> None:
     code = """
         import os, threading, warnings
@@ -320,6 +321,7 @@ def test_without_workers_a_fork_goes_on_with_its_own_copy(tmp_path: Path) -> Non
     assert run_script(code, via="-c", folder=tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_a_fork_while_an_interpreter_is_started_holds_nothing_up(tmp_path: Path) -> None:
     code = """
         import os, signal, subprocess, threading

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from swift_loader.executors.broadcast import START, Broadcast
 from tests.support.group import run_ranks
 
-pytestmark = pytest.mark.timeout(150)  # the ranks may take LIMIT_S
+pytestmark = [pytest.mark.timeout(150), pytest.mark.xdist_group("group")]  # the ranks may take LIMIT_S
 
 SCENARIOS = """
     from torch.distributed.device_mesh import init_device_mesh

@@ -238,6 +238,7 @@ def test_killed_workers_and_other_numbers_of_workers_never_show(front: Front) ->
 # Threads --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @all_fronts
 def test_two_threads_in_next_get_each_batch_once(front: Front) -> None:
     loader, errors = front.make(), list[BaseException]()
@@ -419,6 +420,7 @@ def test_in_a_fork_next_raises_and_takes_nothing_from_the_loop(front: Front) -> 
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 @with_processes

@@ -22,7 +22,7 @@ import torch
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
-from tests.support.helpers import is_gone, loader_processes, make_loader, wait_until
+from tests.support.helpers import is_gone, loader_processes, make_loader, slow, wait_until
 
 MEGABYTE = 1 << 20
 
@@ -211,7 +211,7 @@ class Images:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
-@pytest.mark.parametrize("start_method", ["template", "fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["template", "fork", slow("spawn")])
 def test_a_worker_uses_the_memory_of_the_last_sample_for_the_next(start_method: str) -> None:
     with make_loader(Images, workers=1, batch_size=4, shuffle=False, start_method=start_method) as loader:
         num_faults = [int(batch[0, 0]) for batch in loader]

@@ -112,12 +112,14 @@ def test_too_few_descriptors_are_told_and_leave_no_process(tmp_path: Path) -> No
     assert run_script(TOO_FEW_DESCRIPTORS, via="-c", folder=tmp_path) == "[]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the limit doesn't count for root alone, who can become other users")
 def test_too_few_processes_are_a_typed_error_and_leave_nothing_half_made(tmp_path: Path) -> None:
     results = run_script(FEW_PROCESSES, via="-c", folder=tmp_path).split()
     assert (results[0], results[-1], set(results)) == ("3", "0", {"0", "3"})
 
 
+@pytest.mark.slow
 def test_few_descriptors_are_enough_for_20_epochs_of_which_the_user_keeps_200_batches(tmp_path: Path) -> None:
     assert run_script(FEW_DESCRIPTORS, via="-c", folder=tmp_path) == "right\n"
 

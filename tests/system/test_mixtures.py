@@ -251,6 +251,7 @@ def check_chain(legs: list[Leg]) -> None:
     assert [state[name] for name in places] == [last[name] for name in places]
 
 
+@pytest.mark.slow
 @given(legs=st.lists(LEGS, min_size=1, max_size=3))
 @settings(max_examples=8)
 def test_a_run_that_is_stopped_rescaled_and_changed_anywhere_gives_the_same_samples(legs: list[Leg]) -> None:

@@ -166,7 +166,6 @@ def test_actors_are_added_and_removed_while_the_loop_runs() -> None:
         assert sorted(actor.worker_id for actor in actors_of(loader)) == [0, 1]
 
 
-@pytest.mark.quick
 def test_processes_of_this_machine_and_actors_build_one_epoch_together() -> None:
     reference = Reference(lambda: make(kwargs={"num_samples": 1600}))
     with make(kwargs={"num_samples": 1600}, workers=1, actors=2) as loader:

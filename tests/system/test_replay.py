@@ -297,6 +297,7 @@ def test_what_the_command_cannot_do_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program(checkpoint: Path) -> None:
     command = [sys.executable, "-m", "swift_loader", "replay", TARGET, "--state", str(checkpoint)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

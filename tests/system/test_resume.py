@@ -25,6 +25,7 @@ from tests.support.helpers import (
     ids_of,
     make_loader,
     needs_own_generators,
+    slow,
 )
 
 
@@ -176,7 +177,9 @@ with_threads = st.builds(replace, stretches, workers=st.integers(1, 3))
 
 
 @pytest.mark.parametrize(
-    ("stretch", "options"), [(stretches, {}), (with_threads, {"worker_type": "thread"})], ids=["no workers", "threads"]
+    ("stretch", "options"),
+    [(stretches, {}), slow(with_threads, {"worker_type": "thread"})],
+    ids=["no workers", "threads"],
 )
 @given(data=st.data(), num_samples=st.integers(1, 60), order=orders)
 @settings(max_examples=40, deadline=None)

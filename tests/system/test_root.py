@@ -169,6 +169,7 @@ def test_a_root_that_is_stopped_while_it_starts_leaves_no_process(monkeypatch: p
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_processes_of_a_stage_have_torch_from_the_root() -> None:
     assert list(Pipeline(range(3)).map(operator.neg, on="process")) == [0, -1, -2]
     assert any("libtorch" in mapped.path for mapped in psutil.Process(root_pid()).memory_maps())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import run_script
+from tests.support.helpers import exhaustive_unless, run_script
 
 BEGINNING = """
 from swift_loader import SwiftLoaderError
@@ -76,7 +76,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", exhaustive_unless({"a class inside another", "items that come back"}, SCRIPTS))
 def test_a_script_gives_instances_of_its_classes_to_processes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_fork_of_a_trainer_that_has_counted_makes_workers_of_its_own(tmp_path:
     assert run_script(code, folder=tmp_path).split() == ["5", "20", "20"]
 
 
+@pytest.mark.slow
 def test_a_module_that_starts_a_loader_of_its_own_dataset_when_it_is_imported_is_an_error(tmp_path: Path) -> None:
     module = unguarded("loader = SwiftLoader(Dataset, {}, batch_size=4)\nloader.start()\n")
     (tmp_path / "its_own_module.py").write_text(module)

@@ -20,7 +20,7 @@ import torch
 
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.errors import EncodeError
-from tests.support.helpers import HANG_S, ROOT, exhaustive, make_loader, needs_template, set_environ
+from tests.support.helpers import HANG_S, ROOT, exhaustive, make_loader, needs_template, set_environ, slow
 
 
 class Holding:
@@ -102,6 +102,7 @@ class Settings:
         return torch.tensor(0.5), torch.get_num_threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["template", exhaustive("spawn")])
 def test_workers_have_the_default_dtype_of_the_trainer_and_the_number_of_threads_of_the_environment(
     start_method: str, monkeypatch: pytest.MonkeyPatch
@@ -127,31 +128,22 @@ HANDED_OVER = (
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
+@needs_template
+@pytest.mark.timeout(3 * HANG_S + 10)
+@pytest.mark.parametrize(
+    "how",
+    [
         ("DataLoader", "fork"),
-        ("DataLoader", "forkserver"),
-        pytest.param(("DataLoader", "spawn"), marks=pytest.mark.slow),
-        pytest.param(("SwiftLoader", "template"), marks=pytest.mark.slow),
-        pytest.param(("SwiftLoader", "spawn"), marks=pytest.mark.slow),
-        pytest.param(("dataset_class", "template"), marks=pytest.mark.slow),
+        *(slow(("DataLoader", method)) for method in ("forkserver", "spawn")),
+        *(slow(("SwiftLoader", method)) for method in ("template", "spawn")),
+        slow(("dataset_class", "template")),
     ],
     ids="-".join,
 )
-def problems(request: pytest.FixtureRequest) -> dict[str, str]:
-    command = [sys.executable, "-m", "tests.support.handed_over", *request.param]
+def test_workers_get_what_children_of_multiprocessing_get(how: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "tests.support.handed_over", *how]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=3 * HANG_S, check=True, cwd=ROOT)
-    found: dict[str, str] = json.loads(finished.stdout)
-    return found
-
-
-@needs_template
-@pytest.mark.timeout(3 * HANG_S + 10)
-@pytest.mark.parametrize("what", HANDED_OVER)
-def test_workers_get_what_children_of_multiprocessing_get(what: str, problems: dict[str, str]) -> None:
-    assert set(problems) == set(HANDED_OVER)
-    assert problems[what] == ""
+    assert json.loads(finished.stdout) == dict.fromkeys(HANDED_OVER, "")
 
 
 class Filled(Holding):
@@ -163,7 +155,8 @@ class Filled(Holding):
 
 
 @needs_template
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_tensors_are_moved_into_shared_memory_as_torch_does_it(method: str) -> None:
     dataset: Any = Filled(torch.zeros(3))
     dataset.other = torch.eye(3).to_sparse()

@@ -147,6 +147,7 @@ RANKS = """
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_a_machine_share_equal_lists(tmp_path: Path) -> None:
     first, second = run_ranks(RANKS, 2, tmp_path)
 
@@ -163,7 +164,7 @@ def private_bytes(processes: list[psutil.Process]) -> int:
     return 1024 * sum(map(int, re.findall(r"^Private_\w+: +(\d+) kB", rollups, re.MULTILINE)))
 
 
-@pytest.mark.parametrize("given", ["instance", "class"])
+@pytest.mark.parametrize("given", ["instance", slow("class")])
 def test_workers_take_no_memory_of_their_own_for_it(given: str) -> None:
     num_samples = 100_000
     own: dict[str, Any] = {"dataset_class": Paths, "dataset_kwargs": {"num_samples": num_samples}}

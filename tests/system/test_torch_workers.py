@@ -185,6 +185,9 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
 
 @torch_workers()
 def test_a_dataset_whose_worker_dies_again_and_again_is_an_error() -> None:
+    """Also where torch's DataLoader is used, which has a signal handler raise errors of its workers."""
+    given: Any = [1]
+    list(torch.utils.data.DataLoader(given, num_workers=1))
     options: dict[str, Any] = {"kwargs": {"deed": "SIGKILL"}, "worker_restarts": 0, "start_method": "fork"}
     with make_loader(datasets.Misbehaving, **options) as loader, pytest.raises(WorkerDied, match="SIGKILL"):
         list(loader)

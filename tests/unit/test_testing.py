@@ -98,6 +98,7 @@ class BatchMates(datasets.Counting):
         return [{"id": index, "first": indices[0]} for index in indices]
 
 
+@pytest.mark.slow
 def test_another_batch_size_can_go_on() -> None:
     def make(batch_size: int, dataset: type[Any]) -> SwiftLoader:
         return make_loader(dataset, workers=0, batch_size=batch_size)
@@ -109,6 +110,7 @@ def test_another_batch_size_can_go_on() -> None:
         assert_resume_exact(lambda: make(8, BatchMates), resume_with=lambda: make(5, BatchMates))
 
 
+@pytest.mark.slow
 def test_a_data_loader_with_a_seed_and_a_pipeline_pass() -> None:
     dataset: Any = datasets.AugmentingWithAll(50)
 

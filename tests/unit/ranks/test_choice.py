@@ -45,6 +45,7 @@ def test_what_contradicts_itself_is_refused(choice: dict[str, Any], error: type[
         found(**choice)
 
 
+@pytest.mark.slow
 def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader(tmp_path: Path) -> None:
     script = """
         import torch.distributed as dist

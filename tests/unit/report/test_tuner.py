@@ -111,6 +111,7 @@ def test_finds_nearly_the_best_number_in_a_minute_and_stays_there(load: Load, no
     assert world.resizes_after(SEARCH_S) <= 3
 
 
+@pytest.mark.slow
 @given(
     step_s=st.floats(0.001, 0.5),
     io_s=st.floats(0, 0.5),

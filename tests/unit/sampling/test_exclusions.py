@@ -62,6 +62,7 @@ class Rank:
             assert step == this.steps.first, "what was delivered counts as before"
 
 
+@pytest.mark.slow
 @given(data=st.data(), num_samples=st.integers(1, 60))
 @settings(max_examples=50, deadline=None)
 def test_a_run_delivers_the_order_without_the_rows_through_resumes_with_other_ranks(
@@ -203,6 +204,7 @@ def test_rows_that_are_none_say_why(asked: Any, error: type[Exception], message:
         rows_of(asked, 10)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_are_found_once_per_epoch_and_take_a_search_per_batch() -> None:
     rows = np.random.default_rng(0).choice(10**6, 10**5, replace=False)
     skips = NO_SKIPS.excluding(Position(0, 5000), np.sort(rows))
