@@ -19,7 +19,7 @@ import pytest
 
 from swift_loader import DataLoader, LoaderClosed, SwiftLoaderError, WorkerDied, WorkerStalled
 from tests.support.fronts import FRONTS, GO_ON, INTERRUPTED, NUM_BATCHES, Front, Numbers, number_of, pid_of
-from tests.support.helpers import is_true_in_a_fork, run_script, slow, wait_until
+from tests.support.helpers import exhaustive, is_true_in_a_fork, run_script, slow, wait_until
 from tests.support.interrupting import NEVER, Interrupt, Points, call
 
 
@@ -31,6 +31,7 @@ def of(fronts: Iterable[Front], usual: Sequence[Front] = FRONTS) -> Any:
 
 usual_fronts = pytest.mark.parametrize("front", FRONTS, ids=str)
 all_fronts = of(INTERRUPTED)
+FEW = {"SwiftLoader", "DataLoader", "DataLoader of a stream", "Pipeline in threads"}
 
 
 class Alarm(Exception):
@@ -238,8 +239,7 @@ def test_killed_workers_and_other_numbers_of_workers_never_show(front: Front) ->
 # Threads --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@all_fronts
+@pytest.mark.parametrize("front", [(slow if str(one) in FEW else exhaustive)(one) for one in INTERRUPTED], ids=str)
 def test_two_threads_in_next_get_each_batch_once(front: Front) -> None:
     loader, errors = front.make(), list[BaseException]()
     for _ in range(2):
