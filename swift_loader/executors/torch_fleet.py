@@ -41,6 +41,9 @@ from swift_loader.worker.torch_dataset import CalledDataset, Given, as_it_is
 LOOK_S = 0.2
 """How often a thread that waits for its process looks whether that has ended, or is to end."""
 
+START_LIMIT_S = 2.0
+"""How long `stop` waits for a process that is just starting, and can't be killed yet."""
+
 MAX_TASKS = 16
 """How many calls torch has at a time. More wait here."""
 
@@ -93,7 +96,7 @@ class TorchProcess:
         """How many torch has, and hasn't answered."""
         self._kept: list[bytes] = []
         """Messages that go with the next task."""
-        self._answers: deque[Reply] = deque()
+        self._answers: deque[Reply | Failed] = deque()
         """Not taken yet."""
         self._end: Failed | None = None
         """After all answers."""
@@ -170,14 +173,18 @@ class TorchProcess:
 
     def _receive(self, iterator: Any) -> bool:
         """Take the next answer, if it comes soon. Raises if the process has ended."""
+        answer: Reply | Failed
         try:
             messages, memory = next(iterator)
-        except RuntimeError:
+            answer = Reply(messages, None if memory is None else memory.numpy())
+        except Exception as error:
             if not self._process.is_alive():
                 raise
-            return False
+            if str(error).startswith("DataLoader timed out"):
+                return False
+            answer = Failed(error, is_lost=False)  # there is no shared memory for it, for example
         self._num_left -= 1
-        self._answers.append(Reply(messages, None if memory is None else memory.numpy()))
+        self._answers.append(answer)
         return True
 
     # As a channel -----------------------------------------------------------------------------------------------------
@@ -197,10 +204,10 @@ class TorchProcess:
     def take(self) -> Reply | Failed | None:
         """Return the next answer; None if it isn't here. After the end there is none."""
         answer = self.peek()
-        if isinstance(answer, Reply):
-            self._answers.popleft()
-        elif answer is not None:
+        if answer is self._end:
             self._end = None
+        else:
+            self._answers.popleft()
         return answer
 
     def fileno(self) -> int:
@@ -351,3 +358,10 @@ class TorchFleet(CalledFleet):
     def dismiss(self, worker: Handle) -> None:
         """Have a worker end that has nothing left to do."""
         worker.process.request_exit()
+
+    def stop(self) -> None:
+        """Stop all processes, within 4 s. One that is just starting ends once it has read the dataset. Idempotent."""
+        super().stop()
+        deadline_s = time.monotonic() + START_LIMIT_S
+        for worker in self.workers.values():
+            worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
