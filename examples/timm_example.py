@@ -64,9 +64,9 @@ def make_loader(arguments: Namespace, folder: Path, part: str) -> Any:
     )
 
 
-def train(arguments: Namespace, model: nn.Module, parts: dict[str, Any]) -> bool:
-    """Train up to the last epoch; return False if that was to be broken off before."""
-    loader, optimizer, num_steps = parts["loader"], parts["optimizer"], 0
+def train(arguments: Namespace, model: nn.Module, parts: dict[str, Any], num_steps: int) -> bool:
+    """Train up to the last epoch; return False if that was to be broken off before. Some steps are done already."""
+    loader, optimizer = parts["loader"], parts["optimizer"]
     for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
         loader.set_epoch(epoch)  # in the epoch of a checkpoint, this keeps the position
         for images, targets in loader:
@@ -74,9 +74,11 @@ def train(arguments: Namespace, model: nn.Module, parts: dict[str, Any]) -> bool
             cross_entropy(model(images), targets).backward()
             optimizer.step()
             num_steps += 1
-            path = checkpoint_path(arguments, num_steps, loader.state_dict())
+            position = (num_steps - epoch * len(loader)) * arguments.batch_size
+            path = checkpoint_path(arguments, num_steps, {"epoch": epoch, "position": position})
             if path:
-                torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+                states = {name: part.state_dict() for name, part in parts.items()}
+                torch.save({"num_steps": num_steps, **states}, path)
             if num_steps == arguments.stop_after:
                 return False
     return True
@@ -103,12 +105,13 @@ def main() -> None:
         ):
             model = make_model(IMAGE_SIZE).to(training.device)
             optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-            parts = {"model": model, "optimizer": optimizer, "loader": training}
+            parts, num_steps = {"model": model, "optimizer": optimizer, "loader": training}, 0
             if arguments.resume:
                 saved = torch.load(arguments.resume, map_location=training.device, weights_only=True)
                 for name, part in parts.items():
                     part.load_state_dict(saved[name])
-            if train(arguments, model, parts):
+                num_steps = saved["num_steps"]
+            if train(arguments, model, parts, num_steps):
                 samples = "digits" if arguments.root is None else "photos"
                 print(result(model, *evaluate(model, held_out), samples=samples))
 

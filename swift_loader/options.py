@@ -126,24 +126,12 @@ _INSTEAD = {
 }
 
 
-_INSTEAD_IN_CREATE_LOADER = {
-    "shuffle": "is_training=True shuffles",
-    "drop_last": "is_training=True leaves out an incomplete last batch",
-    "worker_per_consumer": "give num_workers, the worker processes of this rank",
-    "nb_consumer": "give distributed=True: torch.distributed or the launcher says how many ranks there are",
-    "start_method": "make a SwiftLoader with it, and put a PrefetchLoader around that",
-    "data_queue_size": "make a SwiftLoader with it, and put a PrefetchLoader around that",
-}
-
-INSTEAD_OF = {"SwiftLoader": _INSTEAD, "create_loader": _INSTEAD_IN_CREATE_LOADER}
-
-
 def refuse_unknown(unknown: Iterable[str], owner: str, function: Callable[..., Any], *more: str) -> None:
     """Refuse options that don't exist.
 
     Args:
         unknown: Names that the function has no parameter for.
-        owner: What the user called, a key of `INSTEAD_OF`.
+        owner: What the user called.
         function: Its parameters are the options.
         more: Further options.
 
@@ -153,7 +141,7 @@ def refuse_unknown(unknown: Iterable[str], owner: str, function: Callable[..., A
     for name in unknown:
         parameters = inspect.signature(function).parameters.values()
         known = [parameter.name for parameter in parameters if parameter.name not in ("self", "unknown")]
-        raise TypeError(f"{owner} has no option {name!r}; {_hint(name, [*known, *more], INSTEAD_OF[owner])}")
+        raise TypeError(f"{owner} has no option {name!r}; {_hint(name, [*known, *more], _INSTEAD)}")
 
 
 def _hint(name: str, known: list[str], instead: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ the device to float32 with mean 0 and deviation 1. The loop does nothing with th
 - torch: `pin_memory=True`; the loop copies without blocking, and normalises.
 - timm: `timm.data.loader.PrefetchLoader` around the same loader; left out if timm isn't installed.
 - swift_loader: `start(device=..., to_device=...)`.
-- vision: `swift_loader.vision.PrefetchLoader`; left out if there is no such module.
+- vision: `swift_loader.vision.PrefetchLoader` around a `swift_loader.DataLoader`, as `create_loader` makes it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gpu.datasets import LabelledImages
 from gpu.feeds import Feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
 from gpu.outcome import Outcome
 from gpu.scale import Scale
+from swift_loader.vision import PrefetchLoader
 
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
@@ -73,27 +74,16 @@ def _start_feeds(feeds: dict[str, Feed], missing: list[str], accelerator: Accele
     normalise = Normalise(accelerator.device)
     loader = torch_loader_of(accelerator, make_dataset(), *sizes)
     feeds["torch"] = torch_feed(loader, partial(normalise, device=accelerator.device))
-    timm = _prefetcher_of("timm.data.loader")
-    if timm is not None:
+    try:
+        timm = import_module("timm.data.loader").PrefetchLoader
+    except ImportError:
+        missing.append("timm")
+    else:
         feeds["timm"] = Feed(_wrap(timm, torch_loader_of(accelerator, make_dataset(), *sizes), accelerator))
     feeds["swift_loader"] = swift_feed(swift_loader_of(make_dataset, *sizes), accelerator, normalise)
-    vision = _prefetcher_of("swift_loader.vision")
-    if vision is not None:
-        ours = swift_loader_of(make_dataset, *sizes)
-        try:
-            feeds["vision"] = Feed(_wrap(vision, ours, accelerator), close=ours.close)
-        except BaseException:
-            ours.close()
-            raise
-    missing += [name for name, found in (("timm", timm), ("vision", vision)) if found is None]
-
-
-def _prefetcher_of(module: str) -> Callable[..., Iterable[Any]] | None:
-    try:
-        found: Callable[..., Iterable[Any]] = import_module(module).PrefetchLoader
-    except (ImportError, AttributeError):
-        return None
-    return found
+    shared = {"shuffle": True, "persistent_workers": True, "pin_memory": accelerator.is_gpu}
+    ours = swift_loader.DataLoader(make_dataset(), scale.batch_size, num_workers=scale.num_workers, **shared)
+    feeds["vision"] = Feed(_wrap(PrefetchLoader, ours, accelerator), close=ours.close)
 
 
 def _wrap(prefetcher: Callable[..., Iterable[Any]], loader: Any, accelerator: Accelerator) -> Iterable[Any]:

@@ -1,8 +1,7 @@
 """timm: its own `create_loader`, loading with `swift_loader.DataLoader`. Only the import changes.
 
-Samplers, transforms and collate function are timm's, so a run has timm's order and, without workers, its random
-numbers. `swift_loader.vision.create_loader` takes the same options. For most of them, it is faster and resumes in O(1),
-but has an order and random numbers of its own.
+Samplers, transforms, collate function and PrefetchLoader are timm's, so a run has timm's order and, without workers,
+its random numbers. `swift_loader.vision.create_loader` puts in a PrefetchLoader of ours, too, and has more options.
 """
 
 from __future__ import annotations
@@ -30,7 +29,5 @@ def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **opti
     loader = timm.data.create_loader(*arguments, **options)
     if not hasattr(loader, "loader"):
         return converted(loader, DataLoader)
-    loader.loader = converted(
-        loader.loader, DataLoader
-    )  # inside timm's PrefetchLoader, which moves and normalises the images
+    loader.loader = converted(loader.loader, DataLoader)  # timm's PrefetchLoader moves and normalises what it gives
     return loader

@@ -1,19 +1,16 @@
 """Delivers batches of images on the device, ready for a model, from any loader. Runs in the loop's thread.
 
-    SwiftLoader, not started    is started here with an `ImageStage` as its `to_device`: one copy, ahead of the loop
-    any other loader            a DevicePrefetcher takes the next batch from it after each one that the loop gets
-
+`PrefetchLoader` is a DevicePrefetcher: it takes the next batch from the loader before it hands out the current one.
 `ImageStage` moves a batch as bytes, which are a quarter of the size of floats, and prepares it on the device, on the
 stream of the copies. It never writes to the batch on the host, which may be a view of shared memory.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from operator import attrgetter
 from typing import Any, Literal
@@ -24,7 +21,6 @@ import torch
 from swift_loader.device.move import to_device
 from swift_loader.device.prefetch import DevicePrefetcher, batch_key
 from swift_loader.errors import warn
-from swift_loader.loader import SwiftLoader
 from swift_loader.report.report import Report
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -36,8 +32,6 @@ _ERASING_MODES = ("const", "rand", "pixel")
 
 _MAX_ATTEMPTS = 10
 """Attempts to draw a rectangle that fits into the image. The paper tries for ever, timm ten times."""
-
-_MAX_BYTE = 255
 
 PerChannel = float | Sequence[float]
 
@@ -191,7 +185,7 @@ class ImageStage:
         if not isinstance(batch, (tuple, list)) or not batch:
             raise TypeError(
                 f"the batch is a {type(batch).__name__}; it must be (images, targets), or longer; return that from the "
-                f"collate_fn, as fast_collate does, or pass your own to_device"
+                f"collate_fn, or pass your own to_device"
             )
         images, *others = to_device(list(batch), device)
         if not isinstance(images, torch.Tensor):
@@ -231,7 +225,7 @@ def _per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
 @functools.lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return values for pixels from 0 to 1, scaled for pixels from 0 to 255, as `(1, C, 1, 1)`. Cached per device."""
-    scaled = [value * _MAX_BYTE for value in values]
+    scaled = [value * 255 for value in values]
     with torch.inference_mode(mode=False):  # else a training loop couldn't use a tensor cached by an evaluating one
         return torch.tensor(scaled, dtype=dtype, device=device).view(1, -1, 1, 1)
 
@@ -239,8 +233,8 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 class PrefetchLoader(DevicePrefetcher):
     """Yields `(images, targets)` on the device. Images are `(B, C, H, W)`, normalised and, if asked for, erased.
 
-    It has the interface of timm's PrefetchLoader and of a SwiftLoader. `len`, `set_epoch`, `state_dict` and
-    `load_state_dict` are the loader's, and count the batches that the loop has got, not those prefetched.
+    It has the interface of timm's PrefetchLoader. `len`, `set_epoch`, `state_dict` and `load_state_dict` are the
+    loader's, and count the batches that the loop has got, not those prefetched.
     """
 
     def __init__(  # noqa: PLR0917 - timm's, in timm's order
@@ -261,7 +255,7 @@ class PrefetchLoader(DevicePrefetcher):
         """Configure the stage. Starts nothing, and takes nothing from the loader yet.
 
         Args:
-            loader: A SwiftLoader, preferably not started, or any iterable of `(images, targets)`.
+            loader: Any iterable of `(images, targets)`.
             mean: Mean of pixels from 0 to 1: one number per channel, or one for all.
             std: Standard deviation of the same.
             channels: Number of channels of the images.
@@ -292,76 +286,45 @@ class PrefetchLoader(DevicePrefetcher):
             warn(f"device={device!r}, but torch finds no CUDA device: images stay on the CPU; pass device='cpu'")
             device = "cpu"
         super().__init__(loader, device, self.stage)
-        self._has_stage = False
-        """Whether the loader is a SwiftLoader that was started with the stage, and moves its batches itself."""
-        self._consumer_index: int | None = None
 
-    loader = property(attrgetter("_source"), doc="The loader. Setting `mixup_enabled` replaces a SwiftLoader.")
-
-    def start(self, consumer_index: int | None = None) -> None:
-        """Start a SwiftLoader now, instead of at the first pass. Blocks until the first batch has arrived.
-
-        Args:
-            consumer_index: Which part of the dataset this process gets, see `SwiftLoader.start`.
-
-        Raises:
-            TypeError: The loader isn't a SwiftLoader.
-            RuntimeError: The loader is already running.
-        """
-        if not isinstance(self.loader, SwiftLoader):
-            raise TypeError(f"a {type(self.loader).__name__} can't be started; iterate over this loader instead")
-        self.loader.start(consumer_index, device=self.device, to_device=self.stage)
-        self._has_stage, self._consumer_index = True, consumer_index
+    loader = property(attrgetter("_source"), doc="The loader.")
 
     def close(self) -> None:
-        """Close the loader, if it has a `close`; else drop the batches that were moved ahead. Idempotent.
+        """Drop the batches that were moved ahead, and close the loader if it has a `close`. Idempotent.
 
         Batches that the user keeps stay valid.
         """
-        getattr(self.loader, "close", super().close)()
-
-    def _begin_pass(self) -> Callable[[], Any]:
-        if isinstance(self.loader, SwiftLoader) and not self.loader.has_started:
-            self.start(self._consumer_index)
-        return iter(self.loader).__next__ if self._has_stage else super()._begin_pass()
+        super().close()
+        getattr(self.loader, "close", lambda: None)()
 
     @property
     def mixup_enabled(self) -> bool:
         """Whether the collate function mixes samples, as timm's `FastCollateMixup` does; False if it can't.
 
-        Set it between passes. A SwiftLoader is replaced by one with another collate function, see `with_collate_fn`: it
-        starts again at the next pass, its workers follow the new setting, and an iterator in use becomes invalid. Of
-        any other loader, the collate function is changed. A DataLoader gets new workers at the next pass, also with
-        `persistent_workers`.
+        Set it between passes. A DataLoader gets new workers at the next pass, also with `persistent_workers`. The
+        workers of a SwiftLoader don't see it, so that is a TypeError.
         """
         return bool(getattr(self.collate_fn, "mixup_enabled", False))
 
     @mixup_enabled.setter
     def mixup_enabled(self, enabled: bool) -> None:
-        collate_fn, loader = self.collate_fn, self.loader
-        if not hasattr(collate_fn, "mixup_enabled"):
-            if enabled:
-                warn("mixup_enabled = True has no effect: the collate_fn can't mix; pass timm's FastCollateMixup")
-        elif bool(enabled) is self.mixup_enabled:
+        if bool(enabled) is self.mixup_enabled:
             return
-        elif not isinstance(loader, SwiftLoader):
-            collate_fn.mixup_enabled = enabled
-            if getattr(loader, "_iterator", None) is not None:
-                loader._iterator = None  # noqa: SLF001 - as programs do it with torch's
+        if not hasattr(self.collate_fn, "mixup_enabled"):
+            warn("mixup_enabled = True has no effect: the collate_fn can't mix; pass timm's FastCollateMixup")
+        elif hasattr(self.loader, "with_collate_fn"):
+            raise TypeError(
+                f"mixup_enabled can't be set for a {type(self.loader).__name__}, whose workers keep their collate_fn; "
+                f"use a DataLoader, or put a new PrefetchLoader around loader.with_collate_fn(...)"
+            )
         else:
-            changed = copy.copy(collate_fn)
-            changed.mixup_enabled = enabled
-            is_ahead = loader.has_started and not self._has_stage  # of the loop
-            state = self.state_dict() if is_ahead else None
-            replaced = loader.with_collate_fn(changed)
-            if state is not None:
-                replaced.load_state_dict(state)
-            self._abandon("mixup_enabled")
-            self._source, self._has_stage = replaced, False
+            self.collate_fn.mixup_enabled = enabled
+            if getattr(self.loader, "_iterator", None) is not None:
+                self.loader._iterator = None  # noqa: SLF001 - as programs do it with torch's
 
     @property
     def collate_fn(self) -> Any:
-        """The loader's collate function; None for a SwiftLoader's default."""
+        """The loader's collate function; None if it has none."""
         return getattr(self.loader, "collate_fn", None)
 
     def report(self) -> Report:

@@ -27,7 +27,6 @@ from swift_loader import (
 )
 from swift_loader.__main__ import main
 from swift_loader.pipeline import Pipeline
-from swift_loader.vision import create_loader
 from tests.support.helpers import worker_processes
 
 
@@ -58,10 +57,9 @@ def mixture_in_a_worker() -> Mixture:
     [
         (lambda: DataLoader(mixture_of(), batch_size=4, shuffle=True), ValueError),  # type: ignore[arg-type]
         (lambda: cached(mixture_of()), TypeError),
-        (lambda: create_loader(mixture_of(), (3, 8, 8), 4), TypeError),
         (lambda: SwiftLoader(mixture_in_a_worker, worker_per_consumer=0).start(), TypeError),
     ],
-    ids=["torch's order", "a cache", "images", "made by a worker"],
+    ids=["torch's order", "a cache", "made by a worker"],
 )
 def test_a_door_that_does_not_know_the_weights_refuses_a_mixture(make: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="Mixture"):

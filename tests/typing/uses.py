@@ -165,5 +165,5 @@ def images_are_used(dataset: Any) -> None:
     for batch in loader:
         assert_type(batch, Any)
     PrefetchLoader(SwiftLoader(Images), channels_last=True)
-    create_loader(dataset, 224, 32, re_mod="pixel")  # type: ignore[arg-type]
+    create_loader(dataset, 224, 32, on_error="replace")  # type: ignore[arg-type]
     PrefetchLoader(SwiftLoader(Images), re_mode="pixels")  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ from swift_loader.pipeline import Pipeline, StageLoader
 from swift_loader.pipeline.maps import OutputOrder, Where
 from swift_loader.samplers.lengths import Fit, Oversized
 from swift_loader.sampling.plan import Uneven
-from swift_loader.vision import create_loader
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
@@ -107,7 +106,6 @@ def test_the_package_and_what_a_worker_runs_import_torch_only_where_it_is_used()
     [
         (swift_loader.SwiftLoader.__init__, "on_error rng start_method uneven worker_type"),
         (swift_loader.DataLoader.__init__, "rng worker_type"),
-        (create_loader, "on_error"),
         (swift_loader.LengthBucketBatchSampler.__init__, "uneven"),
         (swift_loader.TokenBudgetBatchSampler.__init__, "fit oversized uneven"),
         (swift_loader.ShuffleSampler.__init__, "uneven"),

@@ -6,6 +6,7 @@ import random
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,8 +35,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def seed_everything(key: int) -> None:
-    """Seed the generators that timm draws from when it erases."""
+    """Seed the generators that timm draws from."""
     random.seed(key)
+    np.random.seed(key % 2**32)
     torch.manual_seed(key)
 
 

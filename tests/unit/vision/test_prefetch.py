@@ -5,23 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from swift_loader import StateMismatch, SwiftLoader, SwiftLoaderWarning
-from swift_loader.vision import PrefetchLoader, fast_collate
+from swift_loader.vision import ImageStage, PrefetchLoader, RandomErasing
 from tests.support.pictures import Pictures
 from tests.unit.vision.conftest import assert_same_batches, seed_everything
 
-ERASING: dict[str, Any] = {"re_prob": 0.6, "re_mode": "pixel", "re_count": 2}
-
 
 def make_swift(workers: int = 0, **options: Any) -> SwiftLoader:
-    options = {"collate_fn": fast_collate, "seed": 5, **options}
+    options = {"collate_fn": default_collate, "seed": 5, **options}
     return SwiftLoader(dataset=Pictures(), batch_size=4, worker_per_consumer=workers, **options)
 
 
 def make_torch(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Pictures(), batch_size=4, collate_fn=fast_collate, **options)  # type: ignore[arg-type]
+    return DataLoader(Pictures(), batch_size=4, collate_fn=default_collate, **options)  # type: ignore[arg-type]
 
 
 def erased_by_timm(timm_data: Any, batches: Any, keys: list[int], **options: Any) -> list[Any]:
@@ -64,60 +62,34 @@ def test_erasing_is_timms_under_the_keys_of_the_batches(
     assert_same_batches(ours, erased_by_timm(timm_data, make_torch(), keys, **options))
 
 
-@pytest.mark.parametrize("kind", ["fresh", "started", "torch"])
-def test_all_kinds_of_loaders_give_the_same_images(kind: str) -> None:
-    expected = list(PrefetchLoader(make_torch(), device="cpu"))
-    source: Any = make_torch() if kind == "torch" else make_swift(shuffle=False)
-    if kind == "started":
-        source.start()
-    with PrefetchLoader(source, device="cpu") as loader:
-        assert len(loader) == len(expected)
-        assert_same_batches(list(loader), expected)
-
-
 @pytest.mark.processes
-def test_workers_build_what_the_loop_gets() -> None:
-    with PrefetchLoader(make_swift(0), device="cpu", **ERASING) as inline:
-        expected = list(inline)
-    with PrefetchLoader(make_swift(1), device="cpu", **ERASING) as loader:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_swift_loader_gives_the_same_images(workers: int) -> None:
+    expected = list(PrefetchLoader(make_torch(), device="cpu"))
+    with PrefetchLoader(make_swift(workers, shuffle=False), device="cpu") as loader:
+        assert len(loader) == len(expected)
         assert_same_batches(list(loader), expected)
         assert loader.report()
 
 
-def test_start_starts_with_the_stage_behind_it() -> None:
-    with PrefetchLoader(make_swift(), device="cpu") as loader:
-        loader.start()
-        assert next(iter(loader))[0].dtype == torch.float32
-        with pytest.raises(RuntimeError, match="the loader runs already"):
-            loader.start()
-    with pytest.raises(TypeError, match="a DataLoader can't be started; iterate over this loader instead"):
-        PrefetchLoader(make_torch()).start()
+def test_a_resumed_swift_loader_goes_on_with_the_same_bits_if_it_has_the_stage_itself() -> None:
+    stage = ImageStage(erasing=RandomErasing(0.6, mode="pixel", max_count=2))
 
+    def started() -> SwiftLoader:
+        loader = make_swift()
+        loader.start(device="cpu", to_device=stage)
+        return loader
 
-@pytest.mark.parametrize("is_started", [False, True])
-def test_a_resumed_loader_goes_on_with_the_same_bits(is_started: bool) -> None:
-    def make() -> PrefetchLoader:
-        source = make_swift()
-        if is_started:
-            source.start()
-        torch.manual_seed(1)  # the base of a prefetcher's keys
-        return PrefetchLoader(source, device="cpu", **ERASING)
-
-    with make() as loader:
+    with started() as loader:
         expected = [*loader, *loader]
-    with make() as loader:
+    with started() as loader:
         batches = iter(loader)
         begun = [next(batches), next(batches)]
         state = loader.state_dict()
-    assert_same_batches(begun, expected[:2])
-    with make() as loader:
+    with make_swift() as loader:
         loader.load_state_dict(state)
-        assert loader.state_dict() == state
-        going_on = [*loader, *loader]
-    if is_started:  # steps are counted from where a pass begins: the samples are the same, what is erased isn't
-        assert [batch[1].tolist() for batch in going_on] == [batch[1].tolist() for batch in expected[2:]]
-    else:
-        assert_same_batches(going_on, expected[2:])
+        loader.start(device="cpu", to_device=stage)
+        assert_same_batches([*begun, *loader, *loader], expected)
 
 
 def test_the_epoch_can_be_chosen() -> None:
@@ -136,10 +108,10 @@ def test_what_training_loops_ask_for_is_the_loaders() -> None:
     assert loader.dataset is source.dataset
     assert loader.sampler is source.sampler
     assert loader.batch_sampler is source.batch_sampler
-    assert (loader.batch_size, loader.collate_fn, loader.mixup_enabled) == (4, fast_collate, False)
+    assert (loader.batch_size, loader.collate_fn, loader.mixup_enabled) == (4, default_collate, False)
     assert loader.report() == {}
     swift = PrefetchLoader(make_swift(), device="cpu")
-    assert (swift.batch_size, swift.batch_sampler, swift.collate_fn) == (4, None, fast_collate)
+    assert (swift.batch_size, swift.batch_sampler, swift.collate_fn) == (4, None, default_collate)
     assert isinstance(swift.dataset, Pictures)
     swift.close()
 
@@ -175,27 +147,15 @@ def is_mixed(batch: Any) -> bool:
     return bool((batch[1].max(dim=1).values < 1).any())
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_switching_mixup_off_reaches_the_workers_and_the_order_goes_on(timm_data: Any) -> None:
-    with PrefetchLoader(make_swift(0, drop_last=True), device="cpu") as plain:
-        orders = [[targets.tolist() for _, targets in plain] for _ in range(3)]
-    with PrefetchLoader(make_swift(1, collate_fn=make_mixup(timm_data)), device="cpu") as loader:
-        assert loader.mixup_enabled
-        assert any(map(is_mixed, list(loader)))
-        first = loader.loader
+def test_a_swift_loader_whose_workers_would_go_on_mixing_is_refused(timm_data: Any) -> None:
+    with PrefetchLoader(make_swift(collate_fn=make_mixup(timm_data)), device="cpu") as loader:
         loader.mixup_enabled = True
-        assert loader.loader is first
-        loader.mixup_enabled = False
-        assert not loader.mixup_enabled
-        assert loader.loader is not first
-        for order in orders[1:]:
-            batches = list(loader)
-            assert not any(map(is_mixed, batches))
-            assert [targets.argmax(dim=1).tolist() for _, targets in batches] == order
+        with pytest.raises(TypeError, match=r"a SwiftLoader, whose workers keep their collate_fn; .*with_collate_fn"):
+            loader.mixup_enabled = False
+        assert loader.mixup_enabled
 
 
-def test_of_another_loader_the_collate_function_is_told(timm_data: Any) -> None:
+def test_the_collate_function_of_a_data_loader_is_told(timm_data: Any) -> None:
     collate_fn = make_mixup(timm_data)
     source: DataLoader[Any] = DataLoader(Pictures(), batch_size=4, collate_fn=collate_fn)  # type: ignore[arg-type]
     loader = PrefetchLoader(source, device="cpu")
