@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -100,6 +101,20 @@ def set_faults(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Have the processes of this test's loaders fail at failpoints; see `faults`."""
     for name, value in environ_of(text).items():
         set_environ(monkeypatch, name, value)
+
+
+def once_in_a_run(factory: pytest.TempPathFactory, name: str, find: Callable[[], Any]) -> Any:
+    """Return what one of the processes of a test run has found, in JSON's types. The others wait for it."""
+    import fcntl  # Windows has none
+
+    folder = factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    file = folder / f"{name}.json"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            file.write_text(json.dumps(find()))
+        return json.loads(file.read_text())
 
 
 def loader_children(trainer: psutil.Process | None = None) -> list[psutil.Process]:

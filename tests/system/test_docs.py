@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import swift_loader
 from swift_loader import doctor, pipeline, vision
-from tests.support.helpers import program_environment
+from tests.support.helpers import once_in_a_run, program_environment
 from tests.support.pages import ROOT, Page, documentation
 
 TIMEOUT_S = 300
@@ -61,12 +61,13 @@ def run_pages(pages: list[Page], folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_pages(QUICK, tmp_path_factory.mktemp("pages"))
+    return once_in_a_run(tmp_path_factory, "quick", lambda: run_pages(QUICK, tmp_path_factory.mktemp("pages")))
 
 
 @pytest.fixture(scope="module")
 def other_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_pages([page for page in PAGES if page not in QUICK], tmp_path_factory.mktemp("pages"))
+    others = [page for page in PAGES if page not in QUICK]
+    return once_in_a_run(tmp_path_factory, "others", lambda: run_pages(others, tmp_path_factory.mktemp("pages")))
 
 
 @pytest.mark.parametrize("page", QUICK, ids=lambda page: page.name)

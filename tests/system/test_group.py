@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from swift_loader.executors.broadcast import START, Broadcast
 from tests.support.group import run_ranks
+from tests.support.helpers import once_in_a_run
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.xdist_group("group")]  # the ranks may take LIMIT_S
+pytestmark = pytest.mark.timeout(150)  # the ranks may take LIMIT_S
 
 SCENARIOS = """
     from torch.distributed.device_mesh import init_device_mesh
@@ -144,7 +145,8 @@ SCENARIOS = """
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks has reported, by scenario."""
-    return [dict(reported) for reported in run_ranks(SCENARIOS, 2, tmp_path_factory.mktemp("group"))]
+    folder = tmp_path_factory.mktemp("group")
+    return once_in_a_run(tmp_path_factory, "group", lambda: [dict(one) for one in run_ranks(SCENARIOS, 2, folder)])
 
 
 def both(outcomes: list[dict[str, Any]], name: str) -> Any:
