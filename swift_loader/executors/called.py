@@ -88,7 +88,7 @@ class CalledHandle(Handle):
         """Add the events of all answers that are here."""
         while (answer := self.channel.take()) is not None:
             if isinstance(answer, Reply):
-                self.memory.arrive(answer.memory)
+                self.memory.arrive(self.own(answer.memory))
                 self._read(answer.messages, reader, events)
             elif answer.is_lost:
                 events.append(Disconnected(self.serial, self.worker_id))
@@ -105,6 +105,10 @@ class CalledHandle(Handle):
             raise_interrupt(error)
             self.channel.close()
             events.append(ExecutorFailed(error))
+
+    def own(self, memory: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
+        """Return memory of an answer that a batch may keep and write to."""
+        return memory
 
     def in_our_time(self, message: bytes) -> memoryview:
         """Return a message whose times are those of this machine's clock."""

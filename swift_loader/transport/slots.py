@@ -165,18 +165,9 @@ class RecycledSlots(Generic[AMemory]):
         # Not `self`, which would keep all slots for one batch.
         return Leased.over(memory.memory, nbytes, memory, self._returned.append, slot)
 
-    def memory_of(self, slot: int) -> AMemory:
-        """Return the memory of a slot."""
-        return self._memories[slot]
-
     def array(self, slot: int) -> NDArray[np.uint8]:
         """Return `(nbytes,) uint8` over a slot. It is valid while the slot exists."""
         return np.frombuffer(self._memories[slot].memory, np.uint8)
-
-    def take_all(self) -> list[AMemory]:
-        """Return all memories and forget them. Batches that were lent stay valid."""
-        memories, self._memories, self._free, self._returned = list(self._memories.values()), {}, [], deque()
-        return memories
 
     def _take_free(self, nbytes: int) -> int | None:
         best, best_capacity = -1, 0

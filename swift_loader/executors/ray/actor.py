@@ -17,11 +17,13 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swift_loader.errors import SharedMemoryFull
 from swift_loader.executors.called import CalledHandle, Failed
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.ray.connection import Connection
-from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.scheduler.messages import Event
 from swift_loader.transport.messages import Batch, NewPlan, unpack
 from swift_loader.transport.segments import Segment
@@ -240,13 +242,15 @@ class Actor:
 class ActorHandle(CalledHandle):
     """A worker that is an actor."""
 
-    memory: ActorMemory
-
     @property
     def place(self) -> str:
         """Where it runs."""
         described: str = self.process.describe()
         return described
+
+    def own(self, memory: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
+        """Return a copy: Ray's object can't be written, and would stay in its store as long as the batch."""
+        return None if memory is None else memory.copy()
 
     def in_our_time(self, message: bytes) -> memoryview:
         """Return a message in which a batch of another machine, which has another clock, ends when it is here."""

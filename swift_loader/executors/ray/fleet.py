@@ -14,21 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled, warn
-from swift_loader.executors.called import CalledFleet, CalledHandle, Failed, who_is
+from swift_loader.executors.called import ArrivedMemory, CalledFleet, CalledHandle, Failed, who_is
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.actor import Actor, ActorHandle, told_by_ray
 from swift_loader.executors.ray.connection import Connection
-from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions, RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Payload, pack_payload
-from swift_loader.transport.segments import PrivateSlots, Segment
+from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import ActorPayload, BatchActor
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import WorkerSpec
@@ -50,6 +49,8 @@ _DISCONNECTED = (
 class ActorFleet(CalledFleet):
     """The actors of one loader."""
 
+    has_segments = False
+
     def __init__(self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, explainer: Explainer) -> None:
         """Connect and start nothing."""
         super().__init__(spec, options, explainer)
@@ -63,8 +64,6 @@ class ActorFleet(CalledFleet):
         self._payload: Any = None
         """Ray's reference to the same in the object store. None: not connected, or told so."""
         self._actor_class: Any = None
-        self._slots = PrivateSlots(options.limits.max_in_flight + 1)
-        """Batches of all actors arrive there."""
         self._num_begun = 0
         """How often all actors were lost before one of them had built the dataset."""
         self._placement_due_s: float | None = None
@@ -145,7 +144,7 @@ class ActorFleet(CalledFleet):
             try:
                 process = Actor(self._connection, actor, self, serial)
                 process.begin(actor.start.remote(self._payload, serial, identity))
-                handle = ActorHandle(worker_id, serial, process, process, ActorMemory(self._slots))
+                handle = ActorHandle(worker_id, serial, process, process, ArrivedMemory())
                 self.workers = {**self.workers, serial: handle}
             except BaseException:  # of a signal handler: nobody knows of the actor
                 with suppress(Exception):  # the connection has ended meanwhile
@@ -287,7 +286,6 @@ class ActorFleet(CalledFleet):
     def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002 - they follow from the options
         """Be ready for so many actors. Starts and ends none."""
         self.options = replace(self.options, num_workers=num_workers)
-        self._slots.max_free = self.options.limits.max_in_flight + 1
 
     def reap(self, worker: Handle) -> None:
         """Say how an actor ended, by an event. It is killed if it lives."""
@@ -322,7 +320,7 @@ class ActorFleet(CalledFleet):
                 worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
         super().close_processes()
         self._disconnect()
-        return self._slots.take_all()
+        return []
 
     def _drop_payload(self) -> None:
         with self._connection.held():
