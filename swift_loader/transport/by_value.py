@@ -16,9 +16,10 @@ import builtins
 import functools
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from enum import Enum
 from importlib import import_module
-from types import FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
+from types import new_class as new_class_by_call
 from typing import Any
 
 _MP_MAIN = "__mp_main__"
@@ -125,7 +126,20 @@ class NewDefinitions(Definitions):
         self._numbers.clear()
 
 
-# The receiver's side --------------------------------------------------------------------------------------------------
+# The receiver's side: pickles of code call these functions. Each object is created empty and filled later. ------------
+
+
+class SpaceKind(Enum):
+    """Which dict of globals the receiver uses for functions."""
+
+    OWN = "own"
+    """A new one, which nothing else uses."""
+    SCRIPT = "script"
+    """That of a new module `__main__`, so that classes are found there: this process hasn't run the script."""
+    MODULE = "module"
+    """That of a module that can be imported, if this process has: all its functions see each other's changes."""
+    MADE = "made"
+    """That of a module in `sys.modules` that the script made."""
 
 
 class _Script(ModuleType):
@@ -140,30 +154,114 @@ class _Script(ModuleType):
         raise AttributeError("__file__")
 
 
-def script_globals(basics: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables of the module `__main__` of a process that hasn't run the script.
+def new_namespace(name: str, basics: dict[str, Any], kind: SpaceKind) -> dict[str, Any]:
+    """Return a dict of globals for functions. `basics` are the variables that say which module it is."""
+    if kind is SpaceKind.MODULE and name in sys.modules:
+        return vars(sys.modules[name])
+    namespace: dict[str, Any] = {}
+    if kind is SpaceKind.MADE:
+        namespace = vars(new_module(name))
+    elif kind is SpaceKind.SCRIPT:
+        module = _Script("__main__")
+        namespace = module.__dict__
+        sys.modules["__main__"] = sys.modules[name] = module
+        namespace.update(basics)
+    for given, value in {**basics, "__builtins__": builtins}.items():
+        namespace.setdefault(given, value)
+    return namespace
 
-    `basics`: those that say which module it is.
-    """
-    if not isinstance(sys.modules["__main__"], _Script):
-        module = sys.modules["__main__"] = sys.modules[basics.get("__name__", "__main__")] = _Script("__main__")
-        vars(module).update({**basics, "__builtins__": builtins})
-    return vars(sys.modules["__main__"])
+
+def new_module(name: str) -> ModuleType:
+    """Return a module that can't be imported: the one in `sys.modules`, or a new, empty one."""
+    return sys.modules.setdefault(name, ModuleType(name))
 
 
-def complete_script(variables: dict[str, Any], submodules: Iterable[str], things: Iterable[Any]) -> None:
-    """Let code find in `__main__` what it looks up there by name: variables, and the script's classes and functions.
+def new_function(
+    code: CodeType,
+    namespace: dict[str, Any],
+    names: tuple[str, str, str | None],
+    doc: str | None,
+    closure: tuple[CellType, ...] | None,
+) -> FunctionType:
+    """Return a function without defaults; `names` are its name, qualified name and module."""
+    function = FunctionType(code, namespace, names[0], None, closure)
+    function.__qualname__, function.__doc__ = names[1], doc
+    function.__module__ = names[2]  # type: ignore[assignment]  # None is allowed
+    return function
 
-    `submodules` are imported, so that their packages have them as attributes.
-    """
-    named = {thing.__qualname__: thing for thing in things if thing.__module__ in MAIN_MODULES}
-    for name, value in {**named, **variables}.items():
-        script_globals({}).setdefault(name, value)
-    for name in submodules:
-        with suppress(Exception):  # maybe nobody needs it; code that does gets an AttributeError
-            import_module(name)
+
+def new_class(metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool) -> type:
+    """Return a class without attributes. The metaclass's own `__new__` and `__init__` don't run."""
+    try:
+        cls: type = type.__new__(metaclass, name, bases, basics)
+    except TypeError as error:
+        if "is not safe" not in str(error):  # "not safe": a metaclass in C, such as that of ctypes.Structure
+            return _without_hook(metaclass, name, bases, basics, has_abstract)
+        cls = new_class_by_call(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(basics))
+    except Exception:
+        return _without_hook(metaclass, name, bases, basics, has_abstract)
+    if has_abstract:
+        _add_abstract(cls)
+    return cls
+
+
+class _Quiet:
+    """As the first base, it stops a library's `__init_subclass__` from seeing a class that isn't filled yet."""
+
+    def __init_subclass__(cls) -> None: ...
+
+
+def _without_hook(
+    metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool
+) -> type:
+    cls: type = type.__new__(metaclass, name, (_Quiet, *bases), basics)
+    type.__setattr__(cls, "__bases__", bases)
+    if has_abstract:
+        _add_abstract(cls)
+    return cls
+
+
+def _add_abstract(cls: type) -> None:
+    """Give a class the registry and caches of `ABCMeta`."""
+    from abc import _abc_init  # type: ignore[attr-defined]
+
+    _abc_init(cls)
 
 
 def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
     """Set an object's attributes without calling its class's `__setattr__`."""
     thing.__dict__.update(attributes)
+
+
+def fill_cell(cell: CellType, value: Any) -> None:
+    """Set the value of a closure's cell."""
+    cell.cell_contents = value
+
+
+def fill_function(function: FunctionType, attributes: dict[str, Any]) -> None:
+    """Set a function's attributes, such as its defaults."""
+    for name, value in attributes.items():
+        setattr(function, name, value)
+
+
+def set_attribute(cls: type, name: str, value: Any) -> None:
+    """Set a class's attribute without calling the metaclass's `__setattr__`, except for ctypes."""
+    try:
+        type.__setattr__(cls, name, value)
+    except TypeError:  # ctypes needs the call: it computes a structure's layout when _fields_ is set
+        setattr(cls, name, value)
+
+
+def register_all(cls: Any, known: list[type]) -> None:
+    """Register classes with an abstract base class."""
+    for one in known:
+        cls.register(one)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import submodules, so that their packages have them as attributes. Errors are ignored."""
+    for name in names:
+        try:
+            import_module(name)
+        except Exception:  # noqa: S112 - maybe nobody needs it; code that does gets an AttributeError
+            continue

@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.by_value import Definitions, complete_script
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.encoder import DEFINITION, PLAIN_KINDS, ROW, CodeNeeded, Encoded, Encoder
+
+_CODE_MARK = b"\0"
+"""First byte of a package with code, before its pickle. A pickle starts with another byte."""
 
 _HINT = "Return arrays, tensors, numbers, strings or containers of them, or pass batch_encoder and batch_decoder"
 
@@ -45,7 +48,7 @@ def encode(batch: object, arena: Arena, definitions: Definitions) -> Encoded:
             return encoder.encoded(stream)
         except CodeNeeded:
             needs_code = True
-            return _encode_with_code(batch, arena, definitions)
+            return _encode_package(batch, arena, definitions, has_run_script=True)[0]
     except EncodeError:
         raise
     except Exception as error:
@@ -114,32 +117,34 @@ def encode_with_code(content: object) -> tuple[Encoded, Arena, list[object]]:
     from swift_loader.transport.code import CodeEncoder
 
     stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8), copies_late=True)
-    encoder = CodeEncoder(stream, arena, Definitions(), has_run_script=False)
-    encoder.dump_package(content)
-    return encoder.encoded(stream), arena, encoder.things
+    encoder = CodeEncoder(stream, arena, Definitions(), None)
+    try:
+        encoder.dump(content)
+    except CodeNeeded:
+        arena = Arena(np.empty(0, np.uint8), copies_late=True)
+        encoded, things = _encode_package(content, arena, Definitions(), has_run_script=False)
+        return encoded, arena, things
+    return encoder.encoded(stream), arena, []
 
 
-def _encode_with_code(batch: object, arena: Arena, definitions: Definitions) -> Encoded:
-    from swift_loader.transport.code import CodeEncoder
+def _encode_package(
+    content: object, arena: Arena, definitions: Definitions, *, has_run_script: bool
+) -> tuple[Encoded, list[object]]:
+    from swift_loader.transport.code import CodeEncoder, Walk
 
-    stream = io.BytesIO()
-    encoder = CodeEncoder(stream, arena, definitions, has_run_script=True)
-    encoder.dump(batch)
-    return encoder.encoded(stream)
+    stream = io.BytesIO(_CODE_MARK)
+    stream.seek(len(_CODE_MARK))
+    walk = Walk(content, definitions, has_run_script=has_run_script)
+    encoder = CodeEncoder(stream, arena, definitions, walk)
+    encoder.dump_package(content, walk)
+    return encoder.encoded(stream), walk.things
 
 
 def try_out(part: object) -> None:
     """Raise if an object can't be sent, not even together with its code."""
-    from swift_loader.transport import code
+    from swift_loader.transport.code import Finder
 
-    code.try_out(part)
-
-
-def blame(thing: object) -> EncodeError | None:
-    """Return the error that names the variable or attribute because of which code can't be sent; None: unknown."""
-    from swift_loader.transport import code
-
-    return code.blame(thing)
+    Finder().dump(part)
 
 
 def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:
@@ -151,15 +156,19 @@ def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definit
     """
     rows, structure = _take_table(meta, num_blocks)
     buffers = _buffers(rows, memory, definitions)
+    if structure[:1] == _CODE_MARK:
+        return pickle.loads(structure[len(_CODE_MARK) :], buffers=buffers)[-1]
     return pickle.loads(structure, buffers=buffers)
 
 
 def decode_with_code(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8]) -> tuple[Any, list[object]]:
     """Return the object that `encode_with_code` encoded, and the classes and functions sent with it, in order."""
     rows, structure = _take_table(meta, num_blocks)
-    content, variables, submodules, things = pickle.loads(structure, buffers=_buffers(rows, memory, Definitions()))
-    complete_script(variables, submodules, things)
-    return content, things
+    buffers = _buffers(rows, memory, Definitions())
+    if structure[:1] == _CODE_MARK:
+        _, things, _, _, content = pickle.loads(structure[len(_CODE_MARK) :], buffers=buffers)
+        return content, things
+    return pickle.loads(structure, buffers=buffers), []
 
 
 def _take_table(meta: memoryview, num_blocks: int) -> tuple[Iterator[tuple[int, int]], memoryview]:

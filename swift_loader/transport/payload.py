@@ -25,7 +25,7 @@ from swift_loader.errors import EncodeError, NoDescriptorsLeft
 from swift_loader.runtime import handled_signals, is_interrupt, raise_interrupt
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.channel import explaining_limits
-from swift_loader.transport.codec import blame, decode_with_code, encode_with_code, try_out
+from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.messages import Message
 from swift_loader.transport.reducers import Inherited, handing_over
 from swift_loader.transport.segments import Segment, capacity_for, new_file
@@ -214,8 +214,6 @@ def _encode(content: object, modules: tuple[str, ...]) -> tuple[PayloadLayout, l
         if is_interrupt(error):
             raise
         path, culprit, reason = find_unencodable(content, error, try_out)
-        if (told := blame(culprit)) is not None:
-            raise told from error
         raise EncodeError(
             f"{path.removeprefix(_OPTIONS)} is a {type_name(culprit)}, which can't be sent to the workers "
             f"({type(reason).__name__}: {reason})",

@@ -14,16 +14,19 @@ import dataclasses
 import functools
 import io
 import mmap
+import operator
 import os
 import queue
 import struct
 import sys
 import threading
+import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import Enum
 from functools import partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -32,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.transport.by_value import is_importable, update_attributes
+from swift_loader.transport.by_value import Definitions, is_importable, travels_by_value, update_attributes
 from swift_loader.transport.channel import duplicate
 from swift_loader.transport.segments import Segment
 
@@ -129,6 +132,24 @@ def _refuse_library(library: ctypes.CDLL) -> Reduced:
     raise TypeError(f"the C library {library._name!r} can't be sent; load it in the process that uses it")  # noqa: SLF001
 
 
+def _reduce_ctype(kind: type) -> Reduced | None:
+    """Reduce a ctypes type without an importable name to the call that returns it from ctypes's cache; else None."""
+    metaclass = type(kind)
+    if metaclass is type and issubclass(kind, type):  # a metaclass itself
+        bases = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._Pointer, ctypes._SimpleCData, ctypes._CFuncPtr)  # type: ignore[attr-defined]  # noqa: SLF001
+        return next(((type, (base,)) for base in bases if type(base) is kind), None)
+    made: Any = kind
+    if metaclass is type(ctypes.Array) and hasattr(kind, "_length_"):
+        args: tuple[Any, ...] = (made._type_, made._length_)
+        return (operator.mul, args) if operator.mul(*args) is kind else None
+    if metaclass is type(ctypes._Pointer) and hasattr(kind, "_type_"):  # noqa: SLF001
+        return (ctypes.POINTER, (made._type_,)) if ctypes.POINTER(made._type_) is kind else None
+    if metaclass is type(ctypes._CFuncPtr) and hasattr(kind, "_argtypes_"):  # type: ignore[attr-defined]  # noqa: SLF001
+        args = (made._restype_, *made._argtypes_)
+        return (ctypes.CFUNCTYPE, args) if ctypes.CFUNCTYPE(*args) is kind else None
+    return None
+
+
 def _reduce_variable(variable: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Reduced | str:
     """Reduce a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
     if is_importable(variable):
@@ -148,6 +169,16 @@ def _reduce_alias(alias: Any) -> Reduced | str:
 def _reduce_local(local: threading.local) -> Reduced:
     """Reduce a `threading.local`. This thread's attributes are sent; others call `__init__` when they use it."""
     return copyreg.__newobj__, (type(local),), dict(vars(local)), None, None, update_attributes  # type: ignore[attr-defined]
+
+
+def _reduce_member(member: Any) -> Reduced:
+    """Reduce a member of an Enum that is sent with its class: the receiver can't look it up in the class yet."""
+    base = type(member)._member_type_
+    args: tuple[Any, ...] = ()
+    if base.__new__ is not object.__new__:
+        get_args = getattr(base, "__getnewargs__", None)
+        args = (member.value,) if get_args is None else get_args(member)
+    return base.__new__, (type(member), *args), dict(vars(member)), None, None, update_attributes
 
 
 def _reduce_memmap(array: Any) -> Reduced | None:
@@ -204,18 +235,26 @@ def _new_memmap(
     return array
 
 
-def reduce_special(obj: Any, kind: type) -> Any:
+_NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(kind) is type}
+"""id -> name in `types`, for types such as the one of functions: their `__module__` doesn't contain them."""
+
+
+def reduce_special(obj: Any, kind: type, definitions: Definitions) -> Any:
     """Reduce an object that needs `isinstance` checks instead of a table by exact type; None if it needs none."""
+    if isinstance(obj, Enum):
+        return _reduce_member(obj) if travels_by_value(kind) and definitions.number_of(kind) is None else None
     if isinstance(obj, threading.local):
         return _reduce_local(obj)
     if isinstance(obj, np.memmap):
         return _reduce_memmap(obj)
     if isinstance(obj, threading.Thread) and obj.ident is not None:
         raise TypeError("a thread that has been started can't be sent; start it in the process that uses it")
+    if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
+        return getattr, (types, _NAMES_OF_TYPES[id(obj)])
     popen: Any = get_spawning_popen()
     if popen is not None and kind in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]  # noqa: SLF001
         return _reduce_shared(obj, kind, popen)
-    return None
+    return _reduce_ctype(obj) if isinstance(obj, type) else None
 
 
 # What multiprocessing hands over to a process that it spawns: locks, queues, connections, memory ---------------------

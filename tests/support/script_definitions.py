@@ -92,6 +92,12 @@ DEFINITIONS = {
     # Enums ------------------------------------------------------------------------------------------------------------
     "an Enum with a constructor of its own": """
         from enum import Enum
+        class Planet(Enum):
+            MERCURY = (3.3, 2.4)
+            EARTH = (5.9, 6.3)
+            def __init__(self, mass, radius): self.mass, self.radius = mass, radius
+            @property
+            def density(self): return self.mass / self.radius
         class Coded(Enum):
             A = "a", 1
             B = "b", 2
@@ -99,7 +105,7 @@ DEFINITIONS = {
                 member = object.__new__(cls)
                 member._value_, member.code = value, code
                 return member
-        def sample(index): return [Coded("b").code, Coded.A.value]
+        def sample(index): return [Planet.EARTH.density, Planet((3.3, 2.4)).mass, Coded("b").code, Coded.A.value]
     """,
     "members of an Enum as samples": """
         from enum import Enum
@@ -215,6 +221,24 @@ DEFINITIONS = {
         def sample(index): return Model(inner={"x": -index}, many=[{"x": 1}]).model_dump_json()
     """,
     # Classes that register themselves ---------------------------------------------------------------------------------
+    "a metaclass that registers": """
+        REGISTRY = {}
+        class Meta(type):
+            def __new__(mcs, name, bases, namespace, **options):
+                assert "kind" in namespace, "a class without kind"
+                cls = super().__new__(mcs, name, bases, namespace)
+                assert name not in REGISTRY, "registered twice"
+                REGISTRY[name] = cls
+                return cls
+            def __call__(cls, *args): return super().__call__(*args)
+            @property
+            def label(cls): return cls.kind.upper()
+        class A(metaclass=Meta):
+            kind = "a"
+        class B(A):
+            kind = "b"
+        def sample(index): return [REGISTRY["B"]().kind, B.label, REGISTRY["A"] is A, sorted(REGISTRY)]
+    """,
     "__init_subclass__ that registers": """
         class Plugin:
             registry = {}
@@ -331,9 +355,9 @@ DEFINITIONS = {
     """,
     "__slots__": """
         class Slotted:
-            __slots__ = ("x", "private", "__weakref__")
-            def __init__(self, x): self.x, self.private = x, 2
-            def total(self): return self.x + self.private
+            __slots__ = ("x", "__private", "__weakref__")
+            def __init__(self, x): self.x, self.__private = x, 2
+            def total(self): return self.x + self.__private
         class More(Slotted):
             __slots__ = {"y": "its documentation"}
         KEPT = Slotted(5)
@@ -356,6 +380,10 @@ DEFINITIONS = {
             def __init__(self, x): super().__init__(x)
             def itself(self): return __class__ is Both
         def sample(index): return Both(index).get() + [Both(1).itself()]
+    """,
+    "a chain of three hundred functions": """
+        exec("\\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(300)) + "\\ndef f300(x): return x")
+        def sample(index): return f0(index)
     """,
     "nested classes, classes inside functions": """
         CONSTANT = 9
@@ -598,7 +626,7 @@ DEFINITIONS = {
         def sample(index): return [Made([index]).double(), Plain().get(), Plain.extra(), bound(index)]
     """,
     # Combinations and rarer things ------------------------------------------------------------------------------------
-    "Enums by calls, inside classes and with tricks": """
+    "Enums by calls, inside classes, of dataclasses and with tricks": """
         import enum
         from dataclasses import dataclass
         Called = enum.Enum("Called", "ONE TWO")
@@ -614,10 +642,17 @@ DEFINITIONS = {
             def run(self): return {"+": lambda a, b: a + b}[self.value]
             @classmethod
             def _missing_(cls, value): return cls.ADD
+        @dataclass(frozen=True)
+        class Size:
+            w: int
+            h: int
+        class Named(Size, enum.Enum):
+            SMALL = 1, 2
+            LARGE = 3, 4
         TABLE = {Called.ONE: "one", Op.ADD: "add", Outer.Mode.X | Outer.Mode.Y: "both"}
         def sample(index):
             return [TABLE[Called["ONE"]], Op("?").run(index, 1), TABLE[Outer.Mode(3)], Outer.default.name,
-                    [mode.name for mode in Outer.Mode]]
+                    Named.LARGE.w, Named.SMALL is Named["SMALL"], [mode.name for mode in Outer.Mode]]
     """,
     "generic dataclasses, protocols and named tuples": """
         from dataclasses import dataclass
@@ -636,6 +671,26 @@ DEFINITIONS = {
                                    get_origin(IntPair) is Pair, Pair.__parameters__ == (T, U)]
     """,
     "metaclasses with ways of their own": """
+        class Odd(type):
+            def __prepare__(name, bases, **options): return {"prepared": True}
+            def __new__(mcs, name, bases, namespace, tag=None):
+                cls = super().__new__(mcs, name, bases, namespace)
+                cls.tag = tag
+                return cls
+            def __init__(cls, name, bases, namespace, tag=None): super().__init__(name, bases, namespace)
+            def __eq__(cls, other): raise RuntimeError("not to be compared")
+            __hash__ = None
+            def __len__(cls): return 0
+            def __iter__(cls): return iter([1])
+            def __getattr__(cls, name):
+                if name.startswith("__"): raise AttributeError(name)
+                return f"no {name}"
+            def __setattr__(cls, name, value):
+                if name != "tag": raise RuntimeError("not to be set")
+                super().__setattr__(name, value)
+            def __instancecheck__(cls, instance): return instance == "odd"
+        class Thing(metaclass=Odd, tag="t"):
+            def get(self): return self.tag
         class Single(type):
             instances = {}
             def __call__(cls, *args):
@@ -644,7 +699,7 @@ DEFINITIONS = {
         class Config(metaclass=Single):
             def __init__(self): self.x = 1
         config = Config()
-        def sample(index): return [Config() is config]
+        def sample(index): return [Thing().get(), isinstance("odd", Thing), Thing.nothing, Config() is config]
     """,
     "containers of the library with code of the script": """
         import collections, functools, itertools, operator, types
@@ -732,22 +787,36 @@ DEFINITIONS = {
         OPTIONS["collate_fn"] = list
         def sample(index): return [reduced.x > 0, stated.a, new[1], type(new).__name__]
     """,
-    "singletons": """
+    "singletons, interning tables and keys that look at their class": """
         class Config:
             instance = None
             def __new__(cls):
                 if cls.instance is None: cls.instance = super().__new__(cls)
                 return cls.instance
         Config().size = 3
-        def sample(index): return [Config().size]
+        class Symbol:
+            table = {}
+            def __new__(cls, name):
+                if name not in cls.table:
+                    cls.table[name] = super().__new__(cls)
+                    cls.table[name].name = name
+                return cls.table[name]
+            def __reduce__(self): return Symbol, (self.name,)
+            def __repr__(self): return self.name
+        A, B = Symbol("a"), Symbol("b")
+        OPTIONS["collate_fn"] = list
+        def sample(index): return [Config().size, Symbol("a") is A, len(Symbol.table), B]
+        def check(batch): assert all(row[3] is B for row in batch)
     """,
-    "modules made by hand": """
-        import struct, types
+    "modules made by hand and C structures": """
+        import ctypes, struct, types
         plugin = sys.modules["a_plugin"] = types.ModuleType("a_plugin")
         exec("class Point:\\n    scale = 2\\ndef get(x): return Point.scale * x", vars(plugin))
+        class Header(ctypes.Structure):
+            _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_double)]
         PACKER = struct.Struct("<i")
         OPTIONS["collate_fn"] = list
-        def sample(index): return [plugin.get(index), plugin.Point, PACKER.pack(index)]
+        def sample(index): return [plugin.get(index), plugin.Point, Header(index).a, PACKER.pack(index)]
         def check(batch): assert all(row[1] is plugin.Point for row in batch)
     """,
     "__main__ by other names": """
@@ -779,88 +848,46 @@ DEFINITIONS = {
         bounded = Bounded()
         def sample(index): return bounded.limit(index)
     """,
-}
-
-LOST: dict[str, tuple[str, str]] = {
-    "an Enum with a constructor of its own": (
-        "EncodeError: .*the Enum Planet has a constructor",
-        """
-        from enum import Enum
-        class Planet(Enum):
-            EARTH = (5.9, 6.3)
-            def __init__(self, mass, radius): self.mass, self.radius = mass, radius
-        def sample(index): return Planet.EARTH.mass
-        """,
-    ),
-    "an Enum of a dataclass": (
-        "EncodeError: .*the Enum Named has a constructor",
-        """
-        import enum
+    "classes in all detail: order, hooks, aliases, weights, slots and hints": """
+        from __future__ import annotations
+        import enum, typing
         from dataclasses import dataclass
-        @dataclass(frozen=True)
-        class Size:
-            w: int
-        class Named(Size, enum.Enum):
-            SMALL = 1
-        def sample(index): return Named.SMALL.w
-        """,
-    ),
-    "a metaclass that looks at the attributes of a class": (
-        "AssertionError: a class without kind",
-        """
-        class Meta(type):
-            def __new__(mcs, name, bases, namespace):
-                assert "kind" in namespace, "a class without kind"
-                return super().__new__(mcs, name, bases, namespace)
-        class A(metaclass=Meta):
-            kind = "a"
-        def sample(index): return A.kind
-        """,
-    ),
-    "a class that can't be hashed": (
-        "EncodeError: .*unhashable type: 'Odd'",
-        """
-        class Odd(type):
-            __hash__ = None
-        class Thing(metaclass=Odd): pass
-        def sample(index): return Thing.__name__
-        """,
-    ),
-    "a private name in __slots__": (
-        "AttributeError: type object 'Slotted' has no attribute '_Slotted__x'",
-        """
+        class Steps:
+            def to_float(x): return x * 1.0
+            def scale(x): return x / 2
+            def add(x): return x + 1
+        REGISTRY = []
+        class Plugin:
+            def __init_subclass__(cls, *, scale): REGISTRY.append((cls.__name__, scale))
+        class One(Plugin, scale=4): pass
+        class Mode(enum.Flag):
+            R = 4
+            W = 2
+            RW = 6
+        class Colour(enum.Enum):
+            RED = 1
+            ROUGE = 1
+        class Weighted(enum.Enum):
+            def __new__(cls, value, weight=1.0):
+                member = object.__new__(cls)
+                member._value_, member.weight = value, weight
+                return member
+        class Level(Weighted):
+            LOW = "low"
+            HIGH = "high", 5.0
+        @dataclass(slots=True)
         class Slotted:
-            __slots__ = ("__x",)
-            def __init__(self, x): self.__x = x
-        def sample(index): return isinstance(Slotted(index), Slotted)
-        """,
-    ),
-    "objects that their class makes only once": (
-        "TypeError: Symbol.* takes no arguments",
-        """
-        class Symbol:
-            table = {}
-            def __new__(cls, name): return cls.table.setdefault(name, super().__new__(cls))
-            def __reduce__(self): return Symbol, ("a",)
-        A = Symbol("a")
-        def sample(index): return A is Symbol("a")
-        """,
-    ),
-    "a C structure": (
-        "EncodeError: .*cannot pickle '_ctypes.CField' object",
-        """
-        import ctypes
-        class Header(ctypes.Structure):
-            _fields_ = [("a", ctypes.c_int)]
-        def sample(index): return Header(index).a
-        """,
-    ),
-    "a chain of three hundred functions": (
-        "EncodeError: .*excessively deep recursion",
-        """
-        exec("\\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(300)) + "\\ndef f300(x): return x")
-        def sample(index): return f0(index)
-        """,
-    ),
+            x: int
+        class Opt: pass
+        class Cfg:
+            opt: Opt
+        OPTIONS["collate_fn"] = list
+        def sample(index):
+            steps, slotted = [name for name in vars(Steps) if name[0] != "_"], Slotted(index)
+            try: slotted.y = 1
+            except AttributeError: steps.append("refused")
+            hints = sorted(typing.get_type_hints(Cfg))
+            return [steps, REGISTRY, str(Mode(6)), list(Colour.__members__), Level.HIGH.weight, hints, slotted]
+        def check(batch): assert all(type(row[-1]) is Slotted for row in batch)
+    """,
 }
-"""What only an importable module may define, if there are workers: the error, and the definition."""
