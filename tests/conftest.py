@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import resource_tracker
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.helpers import HANG_S, START_METHOD, wait_until
+from tests.support.helpers import HANG_S, START_METHOD, STARTED_BY_TORCH, wait_until
 
 PHOTOS_PER_CLASS = 7
 
@@ -54,6 +55,8 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         patch.setattr(tempfile, "tempdir", str(folder))
         # Of torch's compiler, which timm imports, also in workers. It stays.
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
+        if STARTED_BY_TORCH:
+            get_temp_dir()  # multiprocessing has one folder in a program, until its end
         yield folder
 
 
@@ -120,7 +123,7 @@ def _belongings(folder: Path) -> set[tuple[str, str]]:
 
 def _started_root() -> object:
     """Return the root of this process. Start it if there is none, and wait until its descriptors are open."""
-    if START_METHOD == "template" and _current_root() is None:
+    if START_METHOD == "template" and not STARTED_BY_TORCH and _current_root() is None:
         from swift_loader.executors.process.root import ROOTS
 
         ROOTS.warm(("torch",))

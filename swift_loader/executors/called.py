@@ -182,7 +182,8 @@ class CalledFleet(Fleet):
             worker = self.workers.get(serial)
             if worker is not None and self.is_running:
                 self.post(worker)
-        self._news.put(None)
+        if not self.is_running:
+            self._news.put(None)
 
     def await_first(self, due: list[tuple[float, Callable[[], None]]]) -> tuple[int, float]:
         """Wait until a worker has built the dataset. Return the same as `wait_built`, and raise the same.

@@ -7,6 +7,7 @@ missing: memory that is used again, the stacks of hung workers, a page-locked ar
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -15,6 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import get_start_method
+from multiprocessing.connection import wait
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
@@ -26,9 +29,10 @@ from swift_loader.executors.called import ArrivedMemory, CalledFleet, CalledHand
 from swift_loader.executors.environment import Launch, environ_for_workers, working_directory
 from swift_loader.executors.fleet import EXIT_LIMIT_S
 from swift_loader.executors.handle import Handle
-from swift_loader.runtime import LoaderThread, explaining_starts
-from swift_loader.scheduler.messages import Death, Ended
+from swift_loader.runtime import LoaderThread
+from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.channel import out_of_descriptors_error
 from swift_loader.transport.messages import Identity, unpack
 from swift_loader.transport.payload import Environment, Payload, pack_payload
 from swift_loader.transport.segments import Segment
@@ -85,13 +89,14 @@ class TorchProcess:
 
     outbox = ()
 
-    def __init__(self, fleet: TorchFleet, serial: int, dataset: CalledDataset) -> None:
-        """Start the process in the background, where it builds the dataset."""
+    def __init__(self, fleet: TorchFleet, serial: int, dataset: CalledDataset, payload: Payload | None) -> None:
+        """Start nothing. The first call builds the dataset, from a payload if there is one."""
         self._fleet, self._serial = fleet, serial
         self._calls: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         """For the thread. None: end."""
-        self._waiting: deque[list[bytes]] = deque([[]])
-        """Calls that torch hasn't got yet. The first one builds the dataset. The thread uses it, and the next one."""
+        # Not with the process: that would wait for it to read a large one, for ever if it has ended meanwhile.
+        self._waiting: deque[Any] = deque([payload])
+        """Calls that torch hasn't got yet. The thread uses it, and the next one."""
         self._num_left = 0
         """How many torch has, and hasn't answered."""
         self._kept: list[bytes] = []
@@ -104,6 +109,9 @@ class TorchProcess:
         """A `multiprocessing.Process`; None before it has started."""
         self._is_killed = False
         self._thread = LoaderThread(self._serve, "torch-worker", dataset)
+
+    def start(self) -> None:
+        """Start the process in the background."""
         self._thread.start()
 
     # The thread -------------------------------------------------------------------------------------------------------
@@ -120,6 +128,8 @@ class TorchProcess:
                     self._fleet.note_news(self._serial)
             self._end = Failed(EOFError("it was told to end"), is_lost=True)
         except BaseException as error:
+            if "ancdata" in str(error) or (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+                self._fleet.post(ExecutorFailed(out_of_descriptors_error()))  # each batch has one
             self._end = Failed(error, is_lost=self._process is not None)
         if iterator is not None:
             iterator._shutdown_workers()  # noqa: SLF001 - now, whoever refers to it
@@ -140,7 +150,7 @@ class TorchProcess:
             generator=torch.Generator(),  # else it draws from the program's
         )
         get_temp_dir()  # the worker uses the same, so if it is killed, it leaves none behind
-        with _hash_seed, explaining_starts("a worker process"):
+        with _hash_seed:
             iterator: Any = iter(loader)
         # Else torch's signal handler, if the program uses its DataLoader, too, tells the program of a death.
         handlers: Any = torch._C  # noqa: SLF001
@@ -151,11 +161,11 @@ class TorchProcess:
             self._process.kill()
         return iterator
 
-    def __iter__(self) -> Iterator[list[bytes]]:
+    def __iter__(self) -> Iterator[Any]:
         """Return itself: torch's sampler."""
         return self
 
-    def __next__(self) -> list[bytes]:
+    def __next__(self) -> Any:
         """Return the next call. If there is none, there may be one later."""
         if not self._waiting:
             raise StopIteration
@@ -173,19 +183,24 @@ class TorchProcess:
 
     def _receive(self, iterator: Any) -> bool:
         """Take the next answer, if it comes soon. Raises if the process has ended."""
-        answer: Reply | Failed
         try:
-            messages, memory = next(iterator)
-            answer = Reply(messages, None if memory is None else memory.numpy())
-        except Exception as error:
-            if not self._process.is_alive():
+            answer = next(iterator)
+        except RuntimeError as error:
+            if self._has_exited or not str(error).startswith("DataLoader timed out"):
                 raise
-            if str(error).startswith("DataLoader timed out"):
-                return False
-            answer = Failed(error, is_lost=False)  # there is no shared memory for it, for example
+            return False
         self._num_left -= 1
-        self._answers.append(answer)
+        if isinstance(answer, Exception):
+            self._answers.append(Failed(answer, is_lost=False))
+        else:
+            messages, memory = answer
+            self._answers.append(Reply(messages, None if memory is None else memory.numpy()))
         return True
+
+    @property
+    def _has_exited(self) -> bool:
+        """Whether the process has. `is_alive` never says so in a program that ignores SIGCHLD."""
+        return bool(wait([self._process.sentinel], 0))
 
     # As a channel -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +289,7 @@ class TorchFleet(CalledFleet):
     """The workers of one loader."""
 
     has_segments = False
-    _given: Given | None = None
+    _given: Payload | Given | None = None
     """None before `start_first`."""
     _started_in: tuple[Launch, str | None]
     """The environment and the working directory."""
@@ -297,6 +312,7 @@ class TorchFleet(CalledFleet):
         self.check_open()
         if self._given is None:
             refuse_start()
+            get_start_method()  # fixes the program's, as torch's DataLoader will: it is part of the payload
             self._started_in, spec = (Launch(), working_directory()), self.spec
             if self.method == "fork":
                 self.definitions = Definitions(definitions_of(spec.options))
@@ -331,7 +347,10 @@ class TorchFleet(CalledFleet):
     def begin_again(self, lost: Sequence[tuple[CalledHandle, Failed]]) -> None:
         """Raise: the dataset ends the process that builds it."""
         worker = lost[0][0]
-        raise self.explainer.died(who_is(worker), worker.process.exit_code, self.explainer.build)
+        exit_code, guard = worker.process.exit_code, ""
+        if exit_code == 1 and self.method != "fork":
+            guard = '. A script that starts a loader needs if __name__ == "__main__": around that'
+        raise self.explainer.died(who_is(worker), exit_code, f"{self.explainer.build}{guard}")
 
     def start_worker(self, worker_id: int) -> None:
         """Start another worker. Returns while it builds the dataset."""
@@ -344,9 +363,10 @@ class TorchFleet(CalledFleet):
             assert self._given is not None, "it was started"
             serial, self.num_started = self.num_started, self.num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
-            process = TorchProcess(self, serial, CalledDataset(self._given, serial, identity))
+            payload, given = (self._given, None) if isinstance(self._given, Payload) else (None, self._given)
+            process = TorchProcess(self, serial, CalledDataset(given, serial, identity), payload)
             self.add(CalledHandle(worker_id, serial, process, process, ArrivedMemory()))
-        self.note_news(serial)  # an answer may have come before the worker was known
+            process.start()  # once it is known: an interrupt leaves none that nobody ends
 
     def reap(self, worker: Handle) -> None:
         """Find out how a worker ended, which an event tells. Blocks for half a second if its process goes on."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -77,9 +79,9 @@ def of_swift_loader(dataset_class: Any, **options: Any) -> Callable[[str], Any]:
     return lambda method: make_loader(dataset_class, batch_size=4, start_method=method, **options)
 
 
-def of_data_loader(dataset: Any, **options: Any) -> Callable[[str], Any]:
+def of_data_loader(make: Callable[[], Any], **options: Any) -> Callable[[str], Any]:
     options = {"batch_size": 4, "num_workers": 2, **options}
-    return lambda method: DataLoader(dataset, seed=3, multiprocessing_context=method, **options)
+    return lambda method: DataLoader(make(), seed=3, multiprocessing_context=method, **options)
 
 
 LOADERS: dict[str, Callable[[str], Any]] = {
@@ -88,11 +90,11 @@ LOADERS: dict[str, Callable[[str], Any]] = {
     "arrays in shared memory": of_swift_loader(datasets.Blocks),
     "texts": of_swift_loader(Texts, collate_fn=identity),
     "__getitems__": of_swift_loader(datasets.Batched),
-    "tensor": of_data_loader(torch.arange(100.0), shuffle=True),
-    "keys": of_data_loader(torch.arange(100.0), batch_size=None, sampler=range(0, 90, 3)),
-    "stream": of_data_loader(Plain()),
-    "stream with a state": of_data_loader(Shards(60)),
-    "persistent": of_data_loader(torch.arange(100.0), shuffle=True, persistent_workers=True),
+    "tensor": of_data_loader(lambda: torch.arange(100.0), shuffle=True),
+    "keys": of_data_loader(lambda: torch.arange(100.0), batch_size=None, sampler=range(0, 90, 3)),
+    "stream": of_data_loader(Plain),
+    "stream with a state": of_data_loader(lambda: Shards(60)),
+    "persistent": of_data_loader(lambda: torch.arange(100.0), shuffle=True, persistent_workers=True),
 }
 
 
@@ -222,6 +224,43 @@ def test_a_loader_whose_workers_hang_is_closed(tmp_path: Path) -> None:
     loader.close()
     assert not loader_processes()
     del iterator
+
+
+class StartsAProcess(datasets.Counting):
+    """Gives what a process of its own and torch tell of where it is."""
+
+    def __getitem__(self, index: int) -> Any:
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        return process.exitcode, get_worker_info()
+
+
+@torch_workers()
+def test_a_dataset_may_start_processes_and_is_no_worker_of_torchs() -> None:
+    with make_loader(StartsAProcess, kwargs={"num_samples": 4}, start_method="fork", collate_fn=list) as loader:
+        assert list(loader) == [[(0, None)] * 4]
+
+
+UNGUARDED = """
+    import numpy as np, sys
+    from swift_loader import SwiftLoader
+    from swift_loader.testing import torch_workers
+    with torch_workers():
+        list(SwiftLoader(dataset=np.zeros(int(sys.argv[1])), batch_size=4, worker_per_consumer=1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [8, 1_000_000])
+def test_a_script_without_a_guard_is_told_to_have_one(length: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(UNGUARDED))
+    ended = subprocess.run(
+        [sys.executable, script, str(length)], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert ended.returncode == 1
+    assert 'A script that starts a loader needs if __name__ == "__main__": around that' in ended.stderr
 
 
 @pytest.mark.parametrize("deed", ["closed", "dropped", slow("used")])
