@@ -219,9 +219,9 @@ class TorchProcess:
     def take(self) -> Reply | Failed | None:
         """Return the next answer; None if it isn't here. After the end there is none."""
         answer = self.peek()
-        if answer is self._end:
+        if answer is not None and answer is self._end:
             self._end = None
-        else:
+        elif answer is not None:  # else its end may have come since
             self._answers.popleft()
         return answer
 
