@@ -47,7 +47,7 @@ def folder_of_multiprocessing(temporary_folder: Path) -> None:
     get_temp_dir()
 
 
-METHODS = ["fork", slow("spawn")]
+pytestmark = pytest.mark.timeout(300)  # spawned workers import torch
 WHERE: dict[str, Callable[[], AbstractContextManager[None]]] = {"pool": nullcontext, "torch": torch_workers}
 
 
@@ -126,8 +126,13 @@ def plain(thing: Any) -> Any:
     return np.array(bytearray(repr(thing).encode())) if isinstance(thing, (str, set)) else thing
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *((kind, "fork") for kind in LOADERS),
+        *((slow if kind in {"draws", "stream with a state"} else exhaustive)(kind, "spawn") for kind in LOADERS),
+    ],
+)
 def test_batches_are_the_same_as_those_of_the_loaders_own_processes_and_a_run_may_change_between_them(
     kind: str, method: str
 ) -> None:
@@ -151,7 +156,6 @@ def test_a_stage_of_a_pipeline_has_them_too() -> None:
         assert list(pipeline) == list(range(40, 0, -1))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.slow
 @torch_workers()
