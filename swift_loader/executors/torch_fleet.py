@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import queue
 import threading
 import time
@@ -184,7 +185,7 @@ class TorchProcess:
     def _receive(self, iterator: Any) -> bool:
         """Take the next answer, if it comes soon. Raises if the process has ended."""
         try:
-            answer = next(iterator)
+            answer = pickle.loads(next(iterator))
         except RuntimeError as error:
             if self._has_exited or not str(error).startswith("DataLoader timed out"):
                 raise

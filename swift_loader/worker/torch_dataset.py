@@ -7,7 +7,9 @@ torch starts the process, and carries what it is asked for and what it gives. `e
 
 from __future__ import annotations
 
+import pickle
 from multiprocessing import process
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -38,17 +40,22 @@ class CalledDataset:
         self._serial, self._identity = serial, identity
         self._worker: CalledWorker | None = None
 
-    def __getitem__(self, call: Any) -> tuple[list[bytes], torch.Tensor | None] | Exception:
-        """Return the answer as a `Reply`, in shared memory that nothing writes to any more. In the worker process.
+    def __getitem__(self, call: Any) -> bytes:
+        """Return the answer, pickled: as in a `Reply`, the messages and the memory, or an error that isn't the user's.
 
-        `call`: messages, first of all a `Payload` or nothing. Returns an error that isn't the user's.
+        In the worker process. `call`: messages, first of all a `Payload` or nothing.
         """
+        # Pickled here, its memory shared: torch sends an answer in the background, when the next batch may lie in the
+        # slot, and where nobody hears of an error.
         try:
             reply = self._begin(call) if self._worker is None else self._worker.build(call)
-            # Shared here: torch sends an answer in the background, when the next batch may lie in the slot.
-            return reply.messages, None if reply.memory is None else _shared(reply.memory)
+            memory = None if reply.memory is None else _shared(reply.memory)
+            return bytes(ForkingPickler.dumps((reply.messages, memory)))
         except Exception as error:
-            return error
+            try:
+                return pickle.dumps(error)
+            except Exception:
+                return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def _begin(self, payload: Payload | None) -> Reply:
         reset_signals()  # the trainer handles Ctrl-C
