@@ -18,7 +18,7 @@ from swift_loader import DataLoader, DevicePrefetcher, to_device
 from swift_loader.batch.tree import search
 from swift_loader.device.move import Parcel, Target
 from swift_loader.device.streams import Transfer
-from tests.support.helpers import make_loader
+from tests.support.helpers import make_loader, wait_until
 from tests.system.device.cuda.images import Gpu
 from tests.system.test_batches_freed import BATCH_SIZE, NESTINGS, NUM_BATCHES, Rows, as_array, as_object, memories
 
@@ -93,11 +93,12 @@ def test_pinned_batches_of_a_data_loader_die_at_once(gpu: Gpu, num_workers: int,
     for step, batch in enumerate(loader):
         assert batch.is_pinned()
         assert batch[:, 0].tolist() == [*range(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)]
-        assert not any(reference() is not None for reference in seen)
+        # A worker thread may not have returned yet from handing the batch over.
+        wait_until(lambda: all(reference() is None for reference in seen), "the end of the batches before")
         seen.append(weakref.ref(batch))
     del batch
     assert len(seen) == NUM_BATCHES
-    assert not any(reference() is not None for reference in seen)
+    wait_until(lambda: all(reference() is None for reference in seen), "the end of all batches")
 
 
 class Encoding:
