@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +81,7 @@ class ArrivedMemory(WorkerMemory):
 class CalledHandle(Handle):
     """A worker that is called."""
 
-    memory: Any
+    memory: ArrivedMemory
 
     def drain(self, reader: MessageReader, events: list[Event]) -> None:
         """Add the events of all answers that are here."""
