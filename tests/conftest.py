@@ -124,7 +124,7 @@ def _belongings(folder: Path) -> set[tuple[str, str]]:
 def _started_root() -> object:
     """Return the root of this process. Start it if there is none, and wait until its descriptors are open."""
     if START_METHOD == "template" and not STARTED_BY_TORCH and _current_root() is None:
-        from swift_loader.executors.process.root import ROOTS
+        from swift_loader.executors.process.roots import ROOTS
 
         ROOTS.warm(("torch",))
         if (root := ROOTS._current) is not None:
@@ -135,12 +135,12 @@ def _started_root() -> object:
 
 
 def _current_root() -> object:
-    roots = sys.modules.get("swift_loader.executors.process.root")
+    roots = sys.modules.get("swift_loader.executors.process.roots")
     return None if roots is None else roots.ROOTS._current
 
 
 def _stop_roots() -> None:
-    from swift_loader.executors.process.root import ROOTS
+    from swift_loader.executors.process.roots import ROOTS
 
     ROOTS.stop()
 

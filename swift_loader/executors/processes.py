@@ -36,7 +36,7 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
     `modules`: what the dataset will import.
     """
     if has_own_processes() and start_method is StartMethod.TEMPLATE:
-        from swift_loader.executors.process.root import ROOTS
+        from swift_loader.executors.process.roots import ROOTS
 
         ROOTS.warm(modules)
 

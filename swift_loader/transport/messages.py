@@ -238,21 +238,39 @@ class SampleFailed(Message):
     failure: Failure
 
 
-# Between the trainer and a template, or a root. What a root forks, and how that ends, is told as by a template.
+# Between the trainer and a server: a template or the root.
 
 
 @dataclass(slots=True)
-class Blank(Message):
-    """Asks to import modules and to fork a template. Without a channel attached, it asks for the imports only."""
+class Fork(Message):
+    """Asks for a fork, with its channel and pipes attached. The root, without them, is asked for the imports only."""
 
     serial: int
-    """The number of the request."""
-    modules: tuple[str, ...]
+    """The number of the worker, or of the request to the root."""
+    modules: tuple[str, ...] = ()
+    """What the root imports before."""
+
+
+@dataclass(slots=True)
+class Forked(Message):
+    """Says that a child was forked; its pidfd is attached."""
+
+    serial: int
+    pid: int
+
+
+@dataclass(slots=True)
+class Exited(Message):
+    """Says that a child is gone and reaped."""
+
+    serial: int
+    exit_code: int
+    """As `os.waitstatus_to_exitcode` returns it: negative for a signal."""
 
 
 @dataclass(slots=True)
 class Warmed(Message):
-    """The modules of a request without a channel are imported."""
+    """The modules of a request without a channel are imported; or a worker that is no fork has read the payload."""
 
     serial: int
 
@@ -279,26 +297,7 @@ class Built(Message):
 
 
 @dataclass(slots=True)
-class Fork(Message):
-    """Asks for a worker; its channel is attached."""
+class Become(Message):
+    """Tells a template to be this worker from now on, on the same channel."""
 
-    worker: int
-    in_place: bool
-    """True: the receiver becomes the worker instead of forking one."""
-
-
-@dataclass(slots=True)
-class Forked(Message):
-    """A worker was forked; its pidfd is attached."""
-
-    worker: int
-    pid: int
-
-
-@dataclass(slots=True)
-class Exited(Message):
-    """A forked worker is gone and reaped."""
-
-    worker: int
-    exit_code: int
-    """As `os.waitstatus_to_exitcode` returns it: negative for a signal."""
+    serial: int

@@ -112,6 +112,8 @@ class PayloadLayout(Message):
     """Those attached: the file's, then those that are handed over."""
     num_definitions_before: int = 0
     """How many definitions the trainer had before."""
+    worker: int | None = None
+    """The serial number of the worker that its receiver is to be; None: it is to be a template."""
 
     def __post_init__(self) -> None:
         if self.ends[-1] > self.total_nbytes:

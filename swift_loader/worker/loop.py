@@ -227,6 +227,11 @@ class DatasetBuilder:
         """See `SampleCheck`. The template reaps it."""
 
     @property
+    def is_read(self) -> bool:
+        """Whether `read` was called."""
+        return self._spec is not None
+
+    @property
     def spec(self) -> WorkerSpec:
         """The options for workers; available after `read`."""
         assert self._spec is not None, "the payload wasn't read"

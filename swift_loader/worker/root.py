@@ -4,8 +4,8 @@ So a module is imported once per training process, not once per loader. Like a t
 owns nothing: importing must leave no threads and no open descriptors. If it did, or failed, or the source of a module
 has changed since, the root refuses. Then the trainer starts another root or an interpreter for that loader alone.
 
-    trainer ──BLANK + channel──► root ──FORKED──► trainer          the fork waits on that channel for its descriptors
-                                  └─ fork ─► template ◄──FORK + channel, stderr, traces── trainer
+    trainer ──FORK + channel──► root ──FORKED + pidfd──► trainer
+                                └─ fork ─► template ◄──channel──► trainer
 
 The kernel kills the root when the trainer ends, and the templates when the root ends.
 """
@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import Blank, Refused, Warmed
+from swift_loader.transport.messages import Fork, Refused, Warmed
 from swift_loader.worker.process import ForkHazards, StackDumper, importing, reset_signals, run_and_exit
-from swift_loader.worker.template import ForkServer, be_template, set_up
+from swift_loader.worker.template import Server, be_template, set_up
 from swift_loader.worker.torch_worker import set_num_threads
 
 # Tells whether the source of an imported module has changed, as in a notebook that reloads modules as they are edited.
@@ -79,34 +79,39 @@ def main() -> NoReturn:
 
 def _be_root(channel: Channel) -> int:
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer hung up
-        _Root(channel).serve()
+        Root(channel).serve()
     return 0
 
 
-class _Root(ForkServer):
+class Root(Server):
     """Imports modules, and forks templates."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self._stamps = SourceStamps()
 
-    def _take(self, request: Blank, descriptors: list[int]) -> bool:
-        channels = [Channel.from_descriptor(descriptor) for descriptor in descriptors]
+    def take(self, request: Fork, descriptors: list[int]) -> bool:
+        """Import modules and fork a template, see `Server`. Without descriptors, only the imports are wanted."""
         is_stale = self._stamps.are_stale()
-        reason = "the source of a module has changed" if is_stale else self._import(request.modules, channels)
+        reason = "the source of a module has changed" if is_stale else self._import(request.modules, descriptors)
         if reason:
-            self._channel.send(Refused(request.serial, is_stale, reason).pack())
+            self.tell(Refused(request.serial, is_stale, reason))
             return False
-        if channels:
-            if self._fork(request.serial):
-                run_and_exit(partial(_await_descriptors, channels[0]))
-        else:
-            self._channel.send(Warmed(request.serial).pack())
-        for channel in channels:
-            channel.close()  # only the fork may hold it
+        if descriptors:
+            return super().take(request, descriptors)
+        self.tell(Warmed(request.serial))
         return True
 
-    def _import(self, modules: Iterable[str], channels: Iterable[Channel]) -> str:
+    def be_child(self, serial: int, channel: Channel, stack_dumper: StackDumper) -> int:  # noqa: ARG002
+        """Be a template, see `Server`."""
+        _seed_like_new()
+        importlib.invalidate_caches()
+        try:
+            return be_template(channel, stack_dumper)
+        finally:
+            channel.close()
+
+    def _import(self, modules: Iterable[str], descriptors: Iterable[int]) -> str:
         """Import the modules that are missing. Return why this process can't be forked any more; empty if it can."""
         missing = [name for name in modules if name not in sys.modules]
         if not missing:
@@ -119,30 +124,12 @@ class _Root(ForkServer):
                 except BaseException as error:  # a module may also call sys.exit
                     return f"importing {name} raised {type(error).__name__}: {error}"[:1000]
         set_num_threads(1)
-        own = [self._channel.fileno(), *(channel.fileno() for channel in channels), *self._children]
+        own = [self._channel.fileno(), *descriptors, *self._children]
         reason = ForkHazards.settled(own, ()).beyond(ForkHazards.of_streams(), "importing its modules")
         self._stamps.take()
         gc.collect()
         gc.freeze()  # the pages of what was imported stay shared
         return reason
-
-
-def _await_descriptors(channel: Channel) -> int:
-    """Be a template with the descriptors that the trainer sends; return the exit code."""
-    received = channel.receive()
-    channel.close()
-    if received is None:
-        return 0  # the loader was closed meanwhile
-    served, traces, stderr = received.descriptors
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    _seed_like_new()
-    importlib.invalidate_caches()
-    served_channel = Channel.from_descriptor(served)
-    try:
-        return be_template(served_channel, StackDumper(traces))
-    finally:
-        served_channel.close()
 
 
 def _seed_like_new() -> None:

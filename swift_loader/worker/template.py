@@ -3,14 +3,16 @@
 It is single-threaded and owns no exclusive resource; that makes forking it safe. It checks whether that holds:
 
 * If importing the dataset's modules or building it left open descriptors (an HDF5 file, a database) or threads, nothing
-  is forked. Each worker is a template of its own, and keeps the dataset that it has built. In a fork of the trainer,
-  the dataset is dropped, and each worker builds its own.
+  is forked. The template becomes the first worker, with the dataset that it has built. Each other worker is started in
+  the same way, and told at once that it is one. In a fork of the trainer, the dataset is dropped, and each worker
+  builds its own.
 * Otherwise workers are forks that share the dataset.
 
 The kernel kills the template when the trainer ends, and the workers when the template ends, whatever state they are in.
 
     trainer ──PAYLOAD──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
-                                                                         └─ fork ─► worker ◄──channel──► trainer
+                                                     │                   └─ fork ─► worker ◄──channel──► trainer
+                                                     └──BECOME──► template, which is a worker from now on
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import failpoint
-from swift_loader.transport.messages import Built, Exited, FailureStage, Fork, Forked, unpack
+from swift_loader.transport.messages import Become, Built, Exited, FailureStage, Fork, Forked, Message, Warmed, unpack
 from swift_loader.transport.payload import Payload
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder
@@ -51,11 +53,11 @@ from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_worker import set_num_threads
 
 
-class ForkServer:
-    """Forks children on request, reaps them, and reports how they ended: what templates and roots have in common."""
+class Server:
+    """Forks children on request, reaps them, and reports how they ended: what templates and the root have in common."""
 
-    forks_workers = False
-    """Whether the children are workers, whose pidfds the trainer gets. The failpoints are for these."""
+    failpoints = ""
+    """What their names begin with; empty: there are none."""
 
     def __init__(self, channel: Channel, trainer: int = -1) -> None:
         """Serve the trainer over a channel. `trainer`: its pidfd; its end is the end.
@@ -64,10 +66,8 @@ class ForkServer:
         """
         self._channel = channel
         self._trainer = trainer
-        self._children: dict[int, tuple[int, int]] = {}
-        """pidfd -> (serial number, pid)"""
-        self._strays: dict[int, int] = {}
-        """Those that the trainer doesn't know: pidfd -> pid."""
+        self._children: dict[int, tuple[int | None, int]] = {}
+        """pidfd -> (serial number, pid). The serial number is None for those that the trainer doesn't know."""
         self._poll = select.poll()
         for descriptor in (channel.fileno(), *([trainer] if trainer >= 0 else [])):
             self._poll.register(descriptor, select.POLLIN)
@@ -80,30 +80,24 @@ class ForkServer:
         is_wanted, has_trainer = True, True
         while has_trainer and (is_wanted or self._children):
             for descriptor, _ in self._poll.poll():
-                if descriptor in self._children or descriptor in self._strays:
+                if descriptor in self._children:
                     self._reap(descriptor)
                 elif descriptor == self._trainer:
                     has_trainer = False
                 elif is_wanted:
                     received = self._channel.receive()
-                    if received is None or not self._take(unpack(received.data), received.descriptors):
+                    if received is None or not self.take(unpack(received.data), received.descriptors):
                         is_wanted = False
                         self._poll.unregister(descriptor)
-        for pid in (*(pid for _, pid in self._children.values()), *self._strays.values()):
+        for _, pid in self._children.values():
             end_group(pid)
 
-    def _take(self, request: Any, descriptors: list[int]) -> bool:
+    def take(self, request: Any, descriptors: list[int]) -> bool:
         """Do what the trainer asks for. Return False to refuse this and all that comes later."""
-        raise NotImplementedError
-
-    def adopt(self, pid: int) -> None:
-        """Reap a child that was forked elsewhere, and report nothing."""
-        pidfd = os.pidfd_open(pid)
-        self._strays[pidfd] = pid
-        self._poll.register(pidfd, select.POLLIN)
-
-    def _fork(self, serial: int) -> bool:
-        """Fork a child that dies with this process. Return whether this is the child."""
+        if not isinstance(request, Fork):
+            raise ProtocolError(f"a server was sent {type(request).__name__} instead of Fork")
+        channel, traces, stderr = descriptors
+        self._fail("fork-requested")
         parent = os.getpid()
         flush_streams()  # else each fork would print the buffers' content once more
         with explaining_starts("a worker"):
@@ -112,42 +106,63 @@ class ForkServer:
             die_with_parent(parent)
             lead_group()
             self._drop_descriptors()
-            return True
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            run_and_exit(partial(self.be_child, request.serial, Channel.from_descriptor(channel), StackDumper(traces)))
+        for descriptor in descriptors:
+            os.close(descriptor)  # only the child may hold the channel, so that its death ends the stream
+        pidfd = self._note(pid, request.serial)
+        self._fail("forked")
+        self.tell(Forked(request.serial, pid), pidfd)
+        return True
+
+    def be_child(self, serial: int, channel: Channel, stack_dumper: StackDumper) -> int:
+        """Be what it forks, until the trainer hangs up; return the exit code. Runs in the fork."""
+        raise NotImplementedError
+
+    def tell(self, message: Message, *descriptors: int) -> None:
+        """Send the trainer a message, unless it has closed the channel."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(message.pack(), descriptors)
+
+    def adopt(self, pid: int) -> None:
+        """Reap a child that was forked elsewhere, and report nothing."""
+        self._note(pid, None)
+
+    def _note(self, pid: int, serial: int | None) -> int:
         pidfd = os.pidfd_open(pid)
-        if self.forks_workers:
-            failpoint("template.forked")
-        self._children[pidfd] = (serial, pid)
+        self._children[pidfd] = serial, pid
         self._poll.register(pidfd, select.POLLIN)
-        with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
-            self._channel.send(Forked(serial, pid).pack(), [pidfd] if self.forks_workers else [])
-        return False
+        return pidfd
 
     def _drop_descriptors(self) -> None:
         """Close the server's own descriptors. Those that modules opened stay open, because they may be in use."""
         self._channel.close()
-        for descriptor in (*self._children, *self._strays, *([self._trainer] if self._trainer >= 0 else [])):
+        for descriptor in (*self._children, *([self._trainer] if self._trainer >= 0 else [])):
             os.close(descriptor)
 
     def _reap(self, pidfd: int) -> None:
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        serial, pid = self._children.pop(pidfd, (None, self._strays.pop(pidfd, -1)))
+        serial, pid = self._children.pop(pidfd)
         end_group(pid)
         _, status = os.waitpid(pid, 0)
         if serial is not None:
-            if self.forks_workers:
-                failpoint("template.reaped")
-            with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel
-                self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
+            self._fail("reaped")
+            self.tell(Exited(serial, os.waitstatus_to_exitcode(status)))
+
+    def _fail(self, name: str) -> None:
+        if self.failpoints:
+            failpoint(f"{self.failpoints}.{name}")
 
 
-class Template(ForkServer):
+class Template(Server):
     """A process that builds the dataset, and forks workers."""
 
-    forks_workers = True
+    failpoints = "template"
 
     def __init__(self, channel: Channel, builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int = -1) -> None:
-        """Build nothing yet. `trainer`: see `ForkServer`."""
+        """Build nothing yet. `trainer`: see `Server`."""
         super().__init__(channel, trainer)
         self._builder = builder
         self._stack_dumper = stack_dumper
@@ -219,35 +234,29 @@ class Template(ForkServer):
 
     # Serving ----------------------------------------------------------------------------------------------------------
 
-    def _take(self, request: Any, descriptors: list[int]) -> bool:
-        if not isinstance(request, Fork) or not descriptors:
-            raise ProtocolError(f"a template was sent {type(request).__name__} instead of Fork")
-        channel = Channel.from_descriptor(descriptors[0])
-        failpoint("template.fork-requested")
-        if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
-            self._drop_descriptors()
-            run_and_exit(partial(self._be_worker, request.worker, channel, self._stack_dumper))
-        stderr, traces = descriptors[1:]
-        try:
-            if self._fork(request.worker):
-                os.dup2(stderr, 2)
-                os.close(stderr)
-                run_and_exit(partial(self._be_worker, request.worker, channel, StackDumper(traces)))
-        finally:
-            channel.close()  # only the worker may hold it, so that its death ends the stream
-            os.close(stderr)
-            os.close(traces)
-        return True
+    def take(self, request: Any, descriptors: list[int]) -> bool:
+        """Fork a worker, or be one from now on."""
+        if isinstance(request, Become):
+            for pidfd in self._children:
+                os.close(pidfd)
+            run_and_exit(partial(self.be_child, request.serial, self._channel, self._stack_dumper))
+        return super().take(request, descriptors)
 
-    def _be_worker(self, worker: int, channel: Channel, stack_dumper: StackDumper) -> int:
-        """Be a worker until it is told to stop; return the exit code."""
+    def be_child(self, serial: int, channel: Channel, stack_dumper: StackDumper) -> int:
+        """Be a worker, see `Server`. It may have read nothing yet."""
+        builder = self._builder
         reset_multiprocessing()
-        if self._builder.spec.options.torch is None:  # else it takes torch's name for it
-            be_child(f"SwiftLoader worker {worker}")
-        failpoint("worker.boot", worker)
+        failpoint("worker.boot", serial)
         stack_dumper.start()
-        self._builder.run_worker(worker, channel)
-        if self._builder.spec.options.start_method is StartMethod.FORK:
+        if not builder.is_read:
+            if not self._tries(builder.read):
+                return 0
+            self.tell(Warmed(serial))
+        options = builder.spec.options
+        if options.torch is None:  # else it takes torch's name for it
+            be_child(f"SwiftLoader worker {serial}")
+        builder.run_worker(serial, channel)
+        if options.start_method is StartMethod.FORK:
             finish_multiprocessing()  # the trainer may read from a queue of the dataset's
         return 0
 
@@ -288,7 +297,7 @@ def be_template(
 ) -> int:
     """Serve the trainer until it hangs up; return the exit code. `builder` None: the payload comes first.
 
-    `trainer`: see `ForkServer`.
+    `trainer`: see `Server`.
     """
     try:
         failpoint("template.boot")
@@ -312,7 +321,8 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     share_with_forks(*descriptors[1:])
     payload = Payload.in_file(layout, *descriptors)
     reset_signals(payload.environment().handled)
-    return Template(channel, DatasetBuilder.of(payload), stack_dumper).run()
+    template = Template(channel, DatasetBuilder.of(payload), stack_dumper)
+    return template.run() if layout.worker is None else template.be_child(layout.worker, channel, stack_dumper)
 
 
 def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:

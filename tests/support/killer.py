@@ -212,10 +212,10 @@ class Killer:
     def _strike_template(self) -> list[Handle]:
         with self._quiet() as candidates:
             num_in_a_row = self._scheduler._restarts.num_in_a_row(TEMPLATE)
-            if not candidates or not self._fleet.starter.are_forkable or num_in_a_row > 1:
+            template = self._fleet.starter.template
+            if not candidates or template is None or not self._fleet.starter.are_forkable or num_in_a_row > 1:
                 return []
             self._struck.update(self._fleet.workers)
-            template = self._fleet.starter.templates[0]
             signal.pidfd_send_signal(template.pidfd, signal.SIGKILL)
             return list(self._fleet.workers.values())
 

@@ -8,7 +8,7 @@ import pytest
 
 from swift_loader import SwiftLoader
 from swift_loader.executors.process.fleet import TemplateFleet
-from swift_loader.executors.process.template import TemplateProcess
+from swift_loader.executors.process.server import Process
 from tests.support import datasets
 from tests.support.helpers import make_loader
 
@@ -24,19 +24,20 @@ class Interrupted(Exception):
 
 
 def test_an_interrupted_stop_kills_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: TemplateProcess) -> None:
+    def interrupt(_: Process) -> None:
         raise Interrupted
 
     loader = make_loader(datasets.Counting)
     fleet = fleet_of(loader)
     try:
         fleet.wait_built()
-        (template,) = fleet.starter.templates
-        monkeypatch.setattr(TemplateProcess, "request_exit", interrupt)
+        template = fleet.starter.template
+        assert template is not None
+        monkeypatch.setattr(Process, "request_exit", interrupt)
         with pytest.raises(Interrupted):
             fleet.close()
         monkeypatch.undo()
         assert template.wait_end(30)
     finally:
         fleet.close()
-    assert template.wait_exit_code() == -signal.SIGKILL
+    assert template.exit_code == -signal.SIGKILL

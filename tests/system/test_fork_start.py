@@ -180,7 +180,9 @@ def test_a_fork_of_the_trainer_that_dies_is_replaced_if_the_dataset_can_be_sent(
     with forking(datasets.Counting(400)) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
-        os.kill(fleet_of(loader).starter.templates[0].pid, signal.SIGKILL)
+        template = fleet_of(loader).starter.template
+        assert template is not None
+        os.kill(template.pid, signal.SIGKILL)
         with pytest.warns(SwiftLoaderWarning, match="SIGKILL"):
             batches += list(iterator)
     assert ids_of(batches) == expected

@@ -19,8 +19,8 @@ import pytest
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
 from swift_loader.executors.process import starter
-from swift_loader.executors.process.root import ROOTS, SWITCH
-from swift_loader.executors.process.template import ServerLaunch
+from swift_loader.executors.process.launch import ServerLaunch
+from swift_loader.executors.process.roots import ROOTS, SWITCH
 from swift_loader.pipeline import Pipeline
 from swift_loader.runtime import LoaderThread
 from tests.support import datasets
@@ -95,8 +95,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def root_pid() -> int:
     root = ROOTS._current
     assert root is not None
-    assert root._process is not None
-    return root._process.pid
+    assert root._server is not None
+    return root._server.pid
 
 
 @pytest.mark.parametrize("is_of_script", [False, True])
@@ -309,14 +309,14 @@ def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Mod
 def test_a_fork_of_the_trainer_has_a_root_of_its_own(tmp_path: Path) -> None:
     script = """
 import os
-from swift_loader.executors.process.root import ROOTS
+from swift_loader.executors.process.roots import ROOTS
 from tests.support import datasets
 from tests.support.helpers import ids_of, make_loader
 
 def take():
     with make_loader(datasets.Counting) as loader:
         ids = ids_of(loader)
-    return len(ids), ROOTS._current._process.pid
+    return len(ids), ROOTS._current._server.pid
 
 first = take()
 pid = os.fork()
@@ -335,12 +335,12 @@ print("done")
 def test_a_root_ends_with_the_trainer(end: str) -> None:
     script = f"""
 import os
-from swift_loader.executors.process.root import ROOTS
+from swift_loader.executors.process.roots import ROOTS
 from tests.support import datasets
 from tests.support.helpers import make_loader
 with make_loader(datasets.Counting) as loader:
     next(iter(loader))
-print(ROOTS._current._process.pid, flush=True)
+print(ROOTS._current._server.pid, flush=True)
 {end}
 """
     done = run("-W", "error", "-c", script)

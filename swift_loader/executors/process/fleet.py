@@ -9,14 +9,14 @@ from contextlib import suppress
 from functools import partial
 
 from swift_loader.errors import LoaderClosed, warn
-from swift_loader.executors.fleet import EXIT_LIMIT_S, TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
+from swift_loader.executors.fleet import TEMPLATE_STAGES_S, Fleet, or_killed, stop_processes
 from swift_loader.executors.handle import GONE, Handle
 from swift_loader.executors.inbox import WorkerInbox
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.server import Process
 from swift_loader.executors.process.starter import Starter
-from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.wording import Explainer
 from swift_loader.options import DeliveryOptions
 from swift_loader.runtime import Answer
@@ -177,8 +177,8 @@ class TemplateFleet(Fleet):
 
     def ask_for_stacks(self) -> str:
         """Return the Python stacks of the template that builds the dataset. Blocks for half a second at most."""
-        templates = self.starter.templates
-        return templates[-1].ask_for_stacks() if templates else ""
+        template = self.starter.template
+        return "" if template is None else template.ask_for_stacks()
 
     def is_current(self) -> bool:
         """Return whether another start would build the same. The dataset or the environment may have changed."""
@@ -221,8 +221,8 @@ class TemplateFleet(Fleet):
 
     def renew(self) -> list[Segment]:
         """Kill all workers, and start others; see `Fleet`."""
-        templates = self.starter.templates
-        if templates and templates[0].is_gone:
+        template = self.starter.template
+        if template is not None and template.is_gone:
             self.starter.replace_template()  # its end may have got lost
         self.starter.call(self._leave_workers).result()
         return super().renew()
@@ -239,8 +239,8 @@ class TemplateFleet(Fleet):
     def _reap(self, worker: Handle) -> None:
         """Wait for its exit code, and collect stacks and stderr. On the starter's thread."""
         self.forget(worker)  # again: if it ended as it was added, an inbox may have got it after the first time
-        process: WorkerProcess = worker.process
-        with_template = self.starter.wait_exit_code(process, EXIT_LIMIT_S)
+        process: Process = worker.process
+        with_template = self.starter.learn_end(process)
         traces, stderr = process.diagnostics.last_traces(), process.diagnostics.last_lines()
         self.post(Ended(worker.serial, Death(process.exit_code, worker.is_at_work, with_template, traces, stderr)))
 
@@ -253,9 +253,7 @@ class TemplateFleet(Fleet):
         process = worker.process
         if not process.has_ended:  # it was told to end, and has had `EXIT_LIMIT_S`
             process.kill()
-        given_up = super().release(worker)  # before its template, which may be the same process, is closed
-        self.starter.submit(partial(self.starter.forget, process, worker.serial))
-        return given_up
+        return super().release(worker)
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
@@ -268,7 +266,7 @@ class TemplateFleet(Fleet):
         starter = self.starter
         with self.lock:
             starter.stop()
-            workers, templates = self.workers.values(), starter.templates
+            workers, templates = self.workers.values(), [starter.template] if starter.template is not None else []
         processes = [worker.process for worker in workers]
         try:
             with or_killed([*processes, *templates]):

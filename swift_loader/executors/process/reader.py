@@ -171,6 +171,8 @@ class MessageReader:
                     return SampleFailed(task, self._explainer.sample_failure(message, worker, task.work))
             case messages.Failure():
                 return self._read_failure(worker, message)
+            case messages.Warmed():
+                worker.process.note_imported()
             case messages.NoBatch():
                 return NoBatch(worker.answered(message.generation, message.sequence))
             case _:

@@ -1,8 +1,8 @@
 """Starts the templates of one loader, which hold the dataset, and the workers that are made from them.
 
-Usually there is one template, and all workers are its forks. If the dataset can't be shared, or with
-`start_method="spawn"`, each worker was a template first. A template that died is replaced by
-another one with the same payload.
+Usually all workers are forks of one template. One that died is replaced by another one with the same payload. If the
+dataset can't be shared, or with `start_method="spawn"`, the template becomes the first worker, and each other worker
+is started as it was.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import TypeVar
 
-from swift_loader.errors import DatasetMismatch, EncodeError, ForkHangs, LoaderClosed, WorkerDied
-from swift_loader.executors.fleet import Fleet
-from swift_loader.executors.process.diagnostics import Diagnostics
+from swift_loader.errors import DatasetMismatch, EncodeError, ForkHangs, LoaderClosed, ProtocolError, WorkerDied
+from swift_loader.executors.fleet import EXIT_LIMIT_S, Fleet
+from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
-from swift_loader.executors.process.root import ROOTS, BlankTemplate, RootRefused
-from swift_loader.executors.process.template import ServerLaunch, TemplateProcess, WorkerProcess
-from swift_loader.executors.process.trainer_fork import ForkWatch, Start, TrainerFork
+from swift_loader.executors.process.roots import ROOTS
+from swift_loader.executors.process.server import Process, Server, Start
+from swift_loader.executors.process.trainer_fork import ForkWatch, TrainerFork
 from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
-from swift_loader.transport.channel import MAX_DESCRIPTORS, Channel, duplicate, explaining_limits
-from swift_loader.transport.messages import Built, Failure
+from swift_loader.transport.channel import MAX_DESCRIPTORS, duplicate, explaining_limits
+from swift_loader.transport.messages import Become, Built, Failure
 from swift_loader.transport.payload import (
     Payload,
     PayloadLayout,
@@ -69,6 +72,14 @@ FORK_LIMIT_S = 30.0
 """A template that doesn't fork within this time hangs and is replaced."""
 
 
+AnyProcess = TypeVar("AnyProcess", bound=Process)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 class Starter(LoopThread):
     """The thread that starts the processes of one loader and looks after them.
 
@@ -93,12 +104,14 @@ class Starter(LoopThread):
         """When forks of the trainer are looked at again."""
         self.first: Built | None = None
         """The first template's report on the dataset."""
-        self.templates: tuple[TemplateProcess, ...] = ()
-        """Those that hold a dataset. Replaced as a whole, under the lock, so that any thread may read it."""
+        self.template: Server | None = None
+        """The one that holds the dataset; None before it starts, and if it is a worker by now. For any thread."""
         self._replaceable: SimpleQueue[None] = SimpleQueue()
         """Has an entry for each template that died and is to be replaced."""
         self._early: list[WorkerDied] = []
         """How templates died that were replaced before the workers ran."""
+        self._ahead = set[int]()
+        """The ids of workers that were started before the loader starts any."""
         options = fleet.spec.options
         self._start_method = options.start_method
         self._is_torch = options.torch is not None
@@ -122,7 +135,7 @@ class Starter(LoopThread):
             self._fork = TrainerFork(spec)
             fleet.definitions = self._fork.definitions
             try:
-                self._begin(self._fork)
+                self._use(self._start_child(Server, self._fork))
             except BaseException as error:
                 self._fork.end()
                 if isinstance(error, Stopped):
@@ -184,8 +197,8 @@ class Starter(LoopThread):
         if self.is_closed:
             return
         self.close_loop()
-        for template in self.templates:
-            template.close()
+        if self.template is not None:
+            self.template.close()
         payload, self._payload = self._payload, None  # before it is closed, see `Holder`
         launch, self._launch = self._launch, None
         for descriptor in payload[1] if payload is not None else ():
@@ -200,124 +213,132 @@ class Starter(LoopThread):
         """Start the first template, and wait until it has built the dataset. Return the seconds that it needed."""
         began_s, built = time.monotonic(), None
         if self._fork is not None:
-            template = self.templates[0]
-            self._listen(template)
-            if (built := self._wait_built(template)) is not None:
-                self._fleet.datasets.compare(built.report, "the template process")
-            else:
+            template = self._listen()
+            built = self._wait_built(template, "the template process")
+            if built is None:
                 self._leave_fork(template)
                 self._remove_dead(template)
         if built is None:
             if self._start_method is StartMethod.SPAWN and self._is_torch:
-                self._add_ahead(0)
-            answer = self._build_another().answer  # one at a time: it may prepare what later ones find, as a download
-            assert isinstance(answer, Built)
-            built = answer
+                self._start_ahead()
+            built = self._build_again()
         self.first = built
         return time.monotonic() - began_s
 
-    def _add_ahead(self, worker_id: int) -> None:
-        """Start the interpreters of this worker and of later ones, which then import at the same time.
-
-        All of them, or one per core if they only import: with more, the first batch would wait for all.
-        """
-        num_workers = self._fleet.options.num_workers
-        num_ahead = len(os.sched_getaffinity(0)) if self._is_torch else num_workers
-        while len(self.templates) < min(num_workers, worker_id + num_ahead):
-            self._add()
-
-    def _add(self) -> TemplateProcess:
-        """Start a template, and let it build the dataset."""
+    def _start_process(self, kind: type[AnyProcess], worker: int | None = None) -> AnyProcess:
+        """Return a process that has been sent the payload: a template, or this worker."""
         assert self._launch is not None
         assert self._payload is not None
-        blank = self._fork_root(self._launch) if self._start_method is StartMethod.TEMPLATE else None
-        try:
-            template = self._begin(blank or self._launch)
-        finally:
-            if blank is not None:
-                blank.close()  # it has started, or isn't wanted any more
-        self._listen(template)
+        process = self._fork_root(kind, self._launch) if self._start_method is StartMethod.TEMPLATE else None
+        process = process or self._start_child(kind, self._launch)
         layout, descriptors = self._payload
-        for begin in range(0, len(descriptors), MAX_DESCRIPTORS):
-            template.send(layout.pack(), *descriptors[begin : begin + MAX_DESCRIPTORS])
-        return template
+        message = replace(layout, worker=worker).pack()
+        with self._or_ended(process), suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed elsewhere
+            for begin in range(0, len(descriptors), MAX_DESCRIPTORS):
+                process.channel.send(message, descriptors[begin : begin + MAX_DESCRIPTORS])
+        return process
 
-    def _fork_root(self, launch: ServerLaunch) -> BlankTemplate | None:
+    def _start_child(self, kind: type[AnyProcess], start: Start) -> AnyProcess:
+        """Return a new child of this process. Any thread."""
+        process = kind(self)
+        with self.lock, explaining_limits(), self._or_ended(process):
+            self.check_open()
+            process.start(start)
+        return process
+
+    def _fork_root(self, kind: type[AnyProcess], launch: ServerLaunch) -> AnyProcess | None:
         """Return a fork of the root. None if there is no root for this loader.
 
         Only the loader's first template may start one: the root must have the environment of the later ones.
         """
         for _ in range(_MAX_ROOTS):
-            blank = ROOTS.fork(launch, self._modules, may_start=self.first is None)
-            if blank is None:
-                return None
-            blank.waiter, forked = self, blank.forked  # in this order: the answer wakes this thread, or is there
-            try:
-                if any(forked.is_given for _ in self.rounds(_IMPORT_LIMIT_S)):
-                    forked.result()
-                    return blank
-                blank.close()
-                ROOTS.give_up(self._modules)
-            except RootRefused:
-                continue
-            except BaseException:
-                blank.close()
-                raise
+            process = kind(self)
+            with self._or_ended(process):
+                if ROOTS.fork(process, launch, self._modules, may_start=self.first is None):
+                    any(process.pid or process.is_refused for _ in self.rounds(_IMPORT_LIMIT_S))
+                    if process.pid:
+                        return process
+                    if not process.is_refused:
+                        ROOTS.give_up(self._modules)
+            process.close()
+            if not process.is_refused:
+                break
         return None
 
-    def _begin(self, start: Start) -> TemplateProcess:
-        """Start a template. Any thread."""
-        with self.lock:
-            self.check_open()
-            with explaining_limits():
-                template = TemplateProcess(start)
-            self.templates = (*self.templates, template)
+    @contextmanager
+    def _or_ended(self, process: Process) -> Iterator[None]:
+        """End a process that nobody else knows of, if an error is raised."""
+        try:
+            yield
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+
+    def _listen(self) -> Server:
+        """Listen to the template, and return it."""
+        template = self.template
+        assert template is not None
+        self.watch(template.diagnostics.fileno(), template.diagnostics)
+        for descriptor in (template.channel.fileno(), template.pidfd):
+            self.watch(descriptor, template)
         return template
 
-    def _listen(self, template: TemplateProcess) -> None:
-        self.watch(template.diagnostics.fileno(), template.diagnostics)
-        for descriptor in (template.fileno(), template.pidfd):
-            self.watch(descriptor, template)
+    def _use(self, template: Server) -> None:
+        """Have `stop` know of a template that was started. Any thread."""
+        with self.lock, self._or_ended(template):
+            self.check_open()
+            self.template = template
 
-    def take_in(self, source: TemplateProcess) -> None:
+    def take_in(self, source: Server) -> None:
         """Take in what a template has sent, or that it has ended."""
         for message in source.messages():
-            source.note(*message)
+            if not isinstance(message, (Built, Failure)):
+                raise ProtocolError(f"a template sent an unexpected message: {type(message).__name__}")
+            source.answer = message
         if source.is_gone:
-            self.unwatch(source.fileno(), source.pidfd)
+            self.unwatch(source.channel.fileno(), source.pidfd)
 
-    def _wait_built(self, template: TemplateProcess) -> Built | None:
-        """Return a template's report on its dataset; None if it is gone. Raises what building the dataset raised."""
+    def _wait_built(self, template: Server, who: str) -> Built | None:
+        """Return a template's report on its dataset; None if it is gone.
+
+        Raises what building the dataset raised, `DatasetMismatch` if it hasn't built the same as others.
+        """
         began_s, look_s = time.monotonic(), ForkWatch.new_s if self.forks_trainer else None
         # Torch's builds nothing before its workers do; the others may build the dataset, or try samples of it.
         while not any(template.answer is not None or template.is_gone for _ in self.rounds(look_s)):
-            self._check_fork(template, "the template process")
+            self._check_fork(template, who)
             if self._is_torch and time.monotonic() - began_s > ANSWER_LIMIT_S:
-                raise self._hang(template, "the template process", f"didn't answer within {ANSWER_LIMIT_S:g} s")
-        if isinstance(template.answer, Failure):
+                raise self._hang(template, who, f"didn't answer within {ANSWER_LIMIT_S:g} s")
+        answer = template.answer
+        if isinstance(answer, Failure):
             who = f"the template process (pid {template.pid})"
-            raise self._fleet.explainer.rebuilt(template.answer, who, self._fleet.definitions)
-        return template.answer
+            raise self._fleet.explainer.rebuilt(answer, who, self._fleet.definitions)
+        if answer is None:
+            return None
+        assert isinstance(answer, Built)
+        self._fleet.datasets.compare(answer.report, who)
+        return answer
 
-    def _check_fork(self, process: TemplateProcess | WorkerProcess, who: str) -> None:
+    def _check_fork(self, process: Process, who: str) -> None:
         """Check that a fork of the trainer doesn't wait for ever. Raises `ForkHangs` if it does."""
         if self._watch_of_forks.finds(process.pid):
             raise self._hang(process, who, "waits for a lock that nobody frees")
 
-    def _hang(self, process: TemplateProcess | WorkerProcess, who: str, how: str) -> ForkHangs:
+    def _hang(self, process: Process, who: str, how: str) -> ForkHangs:
         instead = "multiprocessing_context='forkserver'" if self._is_torch else "start_method='template'"
         stacks = attached(traces=process.ask_for_stacks())
         process.kill()
         return ForkHangs(_HANGS.format(f"{who} (pid {process.pid})", how, instead, stacks))
 
-    def _death_of(self, template: TemplateProcess, why_left: EncodeError | None = None) -> WorkerDied:
+    def _death_of(self, template: Server, why_left: EncodeError | None = None) -> WorkerDied:
         diagnostics, explainer = template.diagnostics, self._fleet.explainer
         reason = f"{explainer.build} and starts the workers"
         if why_left is not None:
             reason = _NO_SECOND_FORK.format(why_left.fact)
         return explainer.died(
             f"the template process (pid {template.pid})",
-            template.wait_exit_code(),
+            self._exit_code_of(template),
             template.reason or reason,
             traces=diagnostics.last_traces(),
             stderr=diagnostics.last_lines(),
@@ -325,24 +346,25 @@ class Starter(LoopThread):
 
     # Replacing templates ----------------------------------------------------------------------------------------------
 
-    def _living(self) -> TemplateProcess:
+    def _living(self) -> Server:
         """Return the template that workers are forked from. If it is gone, replace it first.
 
         Raises `WorkerDied` if it was a fork of the trainer, and no other process can take its place.
         """
-        while self.templates[0].is_gone:
-            if self.forks_trainer:
-                self._leave_fork(self.templates[0])
-            self._remove_dead(self.templates[0])
+        while self.template is None or self.template.is_gone:
+            if self.template is not None:
+                if self.forks_trainer:
+                    self._leave_fork(self.template)
+                self._remove_dead(self.template)
             self._build_again()
-        return self.templates[0]
+        return self.template
 
-    def _leave_fork(self, template: TemplateProcess) -> None:
+    def _leave_fork(self, template: Server) -> None:
         """Have fresh interpreters take the place of a fork of the trainer, which is gone.
 
         Raises how it died if no signal ended it, or if the dataset can't be sent to them.
         """
-        exit_code = template.wait_exit_code()
+        exit_code = self._exit_code_of(template)
         if exit_code is not None and exit_code >= 0:
             raise self._death_of(template)
         fleet = self._fleet
@@ -359,29 +381,26 @@ class Starter(LoopThread):
             self._start_method = StartMethod.FORK
             raise self._death_of(template, error) from error
 
-    def _build_another(self) -> TemplateProcess:
-        """Return a template that will become a worker: one that isn't a worker yet, or a new one."""
-        while (template := self._build_again(next((one for one in self.templates if not one.is_worker), None))).is_gone:
-            self._remove_dead(template)
-        return template
-
-    def _build_again(self, template: TemplateProcess | None = None) -> TemplateProcess:
-        """Return a template once it has built the dataset; None: a new one. It may be gone already.
+    def _build_again(self) -> Built:
+        """Start a template. Return its report once one has built the dataset; it may be gone already.
 
         Raises `DatasetMismatch` if it hasn't built the same as the first one.
         """
-        template = template or self._add()
-        if (built := self._wait_built(template)) is not None:
+        while True:
+            self._use(self._start_process(Server))
+            template = self._listen()
             who = f"another template process (pid {template.pid})"
-            self._fleet.datasets.compare(built.report, who)
-            if self.are_forkable and built.reason:
+            if (built := self._wait_built(template, who)) is None:
+                self._remove_dead(template)
+            elif self.are_forkable and built.reason:
                 raise DatasetMismatch(
                     f"{who} can't be forked, unlike the first one: {built.reason}. Each build of the dataset must open "
                     f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"
                 )
-        return template
+            else:
+                return built
 
-    def _remove_dead(self, template: TemplateProcess) -> None:
+    def _remove_dead(self, template: Server) -> None:
         """Remove a template that is gone, once the scheduler wants it replaced. Other work of this thread waits, too.
 
         Raises how it died if it is one too many at the start.
@@ -396,15 +415,14 @@ class Starter(LoopThread):
             raise type(error)(f"{error}\nAs many others ended before it: {num}") if num else error
         else:
             self._early.append(error)
-        self._remove(template)
-
-    def _remove(self, template: TemplateProcess) -> None:
-        """Remove and close a template that is gone."""
-        self.unwatch(template.fileno(), template.pidfd, template.diagnostics.fileno())
+        self._unlisten(template)
         with self.lock:  # `stop` either has seen it, and closes it, or doesn't see it any more
             self.check_open()
-            self.templates = tuple(other for other in self.templates if other is not template)
+            self.template = None
         template.close()
+
+    def _unlisten(self, template: Server) -> None:
+        self.unwatch(template.channel.fileno(), template.pidfd, template.diagnostics.fileno())
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
@@ -429,78 +447,74 @@ class Starter(LoopThread):
             self.submit(partial(self._start_late, worker_id + 1, stop))  # after deaths that came meanwhile
 
     def _start(self, worker_id: int) -> None:
-        if self.are_forkable:
-            self._fork_worker(self._living(), worker_id)
-            return
-        self._add_ahead(worker_id)
-        template = self._build_another()
-        ours, theirs = Channel.pair()
-        try:
-            process = template.become_worker(self._fleet.num_started, theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._add_worker(worker_id, ours, process)
-
-    def _fork_worker(self, template: TemplateProcess, worker_id: int) -> None:
-        while True:
-            serial, diagnostics = self._fleet.num_started, Diagnostics()
-            try:
-                ours, theirs = Channel.pair()
-            except BaseException:
-                diagnostics.close()
-                raise
-            try:
-                template.request_fork(serial, theirs, diagnostics)
-                theirs.close()
-                diagnostics.close_their_ends()
-                process = self._wait_forked(template, serial)
-            except BaseException:
-                theirs.close()
-                ours.close()
-                diagnostics.close()
-                raise
-            if process is not None:
-                self.watch(diagnostics.fileno(), diagnostics)
-                self._add_worker(worker_id, ours, process)
-                return
-            ours.close()
-            diagnostics.close()
-            template = self._living()
-
-    def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
-        """Return the worker; None if the template is gone, or was killed because it hung."""
-        if not any(template.has_forked(serial) or template.is_gone for _ in self.rounds(FORK_LIMIT_S)):
-            template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
-            template.kill()
-            any(template.is_gone for _ in self.rounds())
-        return template.claim(serial)
-
-    def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
-        worker = self._fleet.make_handle(worker_id, ours, process)
-        if (mode := self._fleet.spec.options.torch) is not None:
-            worker.tell_identity(self._fleet.options.num_workers, mode.kept.pop(worker_id, []))
-        self._fleet.add(worker)
-
-    def wait_exit_code(self, process: WorkerProcess, limit_s: float) -> bool:
-        """Wait until it is known how a worker ended. Return whether it has ended with its template, as far as known."""
-        template = process.template
-        if process.pid == template.pid:
-            process.exit_code = template.wait_exit_code()
-            ended_with_template = False
+        """Start a worker, unless that was done ahead."""
+        if worker_id in self._ahead:
+            self._ahead.remove(worker_id)
+        elif self.are_forkable:
+            self._add_worker(worker_id, self._fork_worker())
+        elif (template := self.template) is not None:
+            self._unlisten(template)
+            template.send(Become(self._fleet.num_started).pack())
+            self._add_worker(worker_id, template)
         else:
-            any(process.exit_code is not None or template.is_gone for _ in self.rounds(limit_s))
-            ended_with_template = process.exit_code is None and template.is_gone
-        self.unwatch(process.diagnostics.fileno())
-        return ended_with_template
+            if self._is_torch:  # with more imports than cores, the first batch would wait for all
+                any(self._num_importing() < num_cores() for _ in self.rounds())
+            self._add_worker(worker_id, self._start_process(Process, self._fleet.num_started))
 
-    def forget(self, process: WorkerProcess, serial: int) -> None:
-        """Forget a worker that was closed."""
-        process.template.forget(serial)
-        if process.template.pid == process.pid:
-            self._remove(process.template)
+    def _start_ahead(self) -> None:
+        """Start workers that only import before the template that will be worker 0 has: as many as there are cores."""
+        for worker_id in range(1, min(self._fleet.options.num_workers, num_cores())):
+            self._add_worker(worker_id, self._start_process(Process, self._fleet.num_started))
+            self._ahead.add(worker_id)
+
+    def _num_importing(self) -> int:
+        processes = [worker.process for worker in self._fleet.workers.values()]
+        return sum(not process.has_imported and not process.has_ended for process in processes)
+
+    def _fork_worker(self) -> Process:
+        """Return a fork of the template, which is replaced if it is gone, or hangs."""
+        while True:
+            template, process = self._living(), Process(self)
+            process.template = template
+            with self._or_ended(process):
+                template.fork(process, self._fleet.num_started)
+                if not any(process.pid or template.is_gone for _ in self.rounds(FORK_LIMIT_S)):
+                    template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
+                    template.kill()
+                    any(template.is_gone for _ in self.rounds())
+            if process.pid:
+                return process
+            process.close()
+
+    def _add_worker(self, worker_id: int, process: Process) -> None:
+        """Give a process that is a worker by now to the fleet."""
+        fleet = self._fleet
+        with self.lock, self._or_ended(process):
+            self.check_open()
+            if process is self.template:
+                self.template, process.has_imported = None, True
+            worker = fleet.make_handle(worker_id, process.channel, process)
+            if (mode := fleet.spec.options.torch) is not None:
+                worker.tell_identity(fleet.options.num_workers, mode.kept.pop(worker_id, []))
+            self.watch(process.diagnostics.fileno(), process.diagnostics)
+            fleet.add(worker)
+
+    def _exit_code_of(self, process: Process) -> int | None:
+        """Return the exit code of a process that has ended; None if it isn't known in time."""
+        if not process.reap():
+            template = process.template
+            told = (
+                process.exit_code is not None or (template is not None and template.is_gone)
+                for _ in self.rounds(EXIT_LIMIT_S)
+            )
+            any(told)
+        return process.exit_code
+
+    def learn_end(self, process: Process) -> bool:
+        """Wait until it is known how a worker ended. Return whether it has ended with its template, as far as known."""
+        exit_code, template = self._exit_code_of(process), process.template
+        self.unwatch(process.diagnostics.fileno())
+        return exit_code is None and template is not None and template.is_gone
 
     # The thread -------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.runtime import SIGNALS, blocked, handled_signals
@@ -46,17 +46,8 @@ from swift_loader.worker.spec import WorkerSpec, definitions_of
 from swift_loader.worker.template import be_template
 
 
-class Start(Protocol):
-    """Starts a process that serves as a template."""
-
-    def start(self, channel: int, traces: int, stderr: int) -> Any:
-        """Start it. It gets copies of the descriptors. Returns what has a `subprocess.Popen`'s `pid`, `returncode` and
-        `wait`, which is called once it has ended.
-        """
-
-
 class ForkedChild:
-    """A fork of the trainer. See `Start`."""
+    """A fork of the trainer. See `server.Start`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

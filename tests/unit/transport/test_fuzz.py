@@ -13,7 +13,7 @@ from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.messages import (
     Batch,
-    Blank,
+    Become,
     BuildReport,
     Built,
     Exited,
@@ -43,10 +43,10 @@ FAILURE = Failure(1, 2, FailureStage.FETCH, 13, b"pickled", 0, "ValueError", "no
 EXAMPLES: list[Any] = [
     PayloadLayout(4096, 100, 200, 300, 5),
     Built(BuildReport(100, 7), "because", is_odd=True),
-    Fork(3, False),
+    Fork(3, ("torch",)),
     Forked(3, 1234),
     Exited(3, -9),
-    Blank(3, ("torch",)),
+    Become(3),
     Refused(3, False, "because"),
     Warmed(3),
     Ready(4096, BuildReport(100, 7, ((3, 99),))),
