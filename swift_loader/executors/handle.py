@@ -141,21 +141,25 @@ class Handle:
         released, retired, given_up = self._returned = self._returned or self.memory.take_returned()
         if not self.tasks or self.tasks[-1] is not task:  # else the last attempt failed
             self.tasks.append(task)  # first: another thread may read its answer at once
-        self._send_task(task_of(task, released, retired))
+        message = task_of(task, released, retired)
+        try:
+            self.channel.post(message.pack(), is_task=True)
+        except OSError as error:
+            if error.errno not in GONE:
+                self._send_without_keys(message, error)
+        except (EncodeError, ProtocolError) as error:
+            self._send_without_keys(message, error)
         self._returned = None
         return given_up
 
-    def _send_task(self, task: Task) -> None:
-        """Send a task. If its keys are too many to be sent, the batch gets an error."""
-        try:
-            self._send(task.pack())
-        except (EncodeError, NoDescriptorsLeft, ProtocolError) as error:
-            raise_interrupt(error)
-            if task.indices is None:
-                raise
-            is_whole = isinstance(error, EncodeError)
-            task.indices = LostKeys(str(error) if is_whole else f"the keys of a batch can't be sent: {error}")
-            self._send(task.pack())
+    def _send_without_keys(self, task: Task, error: Exception) -> None:
+        """Send a task whose keys are too many to be sent, so that the batch gets an error. Else raise the error."""
+        raise_interrupt(error)
+        if task.indices is None or not isinstance(error, (EncodeError, NoDescriptorsLeft, ProtocolError)):
+            raise error
+        is_whole = isinstance(error, EncodeError)
+        task.indices = LostKeys(str(error) if is_whole else f"the keys of a batch can't be sent: {error}")
+        self._send(task.pack(), is_task=True)
 
     def answered(self, generation: int, sequence: int) -> Send:
         """Remove and return its oldest task, which it answers. Raises `ProtocolError` if it answers another one."""
@@ -222,9 +226,9 @@ class Handle:
         self._counters = None
         return self.memory.take_segments()
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes, *, is_task: bool = False) -> None:
         try:
-            self.channel.post(message)
+            self.channel.post(message, is_task=is_task)
         except OSError as error:
             if error.errno not in GONE:
                 raise

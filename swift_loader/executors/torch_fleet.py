@@ -34,10 +34,9 @@ from swift_loader.runtime import LoaderThread
 from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import out_of_descriptors_error
-from swift_loader.transport.messages import Identity, unpack
+from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import Environment, Payload, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.transport.task import Task
 from swift_loader.worker.called import Reply
 from swift_loader.worker.process import refuse_start
 from swift_loader.worker.spec import StartMethod, definitions_of
@@ -205,10 +204,10 @@ class TorchProcess:
 
     # As a channel -----------------------------------------------------------------------------------------------------
 
-    def post(self, message: bytes) -> None:
+    def post(self, message: bytes, *, is_task: bool = False) -> None:
         """Send a message. What isn't a task waits for the next one."""
         self._kept.append(message)
-        if isinstance(unpack(message), Task):
+        if is_task:
             kept, self._kept = self._kept, []
             self._calls.put(kept)
 

@@ -209,7 +209,7 @@ class Channel:
         """
         self._send(message, descriptors, 0)
 
-    def post(self, message: bytes) -> None:
+    def post(self, message: bytes, *, is_task: bool = False) -> None:  # noqa: ARG002 - others keep what isn't a task
         """Send one message, now or with a later `flush`. Never blocks.
 
         Raises as `send` does. Then the message was neither sent nor kept.
@@ -226,7 +226,10 @@ class Channel:
     def _sends_at_once(self, message: bytes) -> bool:
         """Send a message. Return False if there is no room for it."""
         try:
-            self._send(message, (), _SEND_AT_ONCE)
+            if len(message) <= MAX_MESSAGE_BYTES:
+                self._socket.send(message, _SEND_AT_ONCE)
+            else:
+                self._send_in_file(message, (), _SEND_AT_ONCE)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise

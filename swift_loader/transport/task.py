@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import EncodeError
-from swift_loader.transport.messages import Message, packed
+from swift_loader.transport.messages import Message
 
 # The dataset indices of a batch as an array. Pure.
 
@@ -69,7 +69,8 @@ class Task(Message):
         chosen = keys.values.astype("<i8").tobytes() if is_array else None if keys is None else _pickled(keys)
         # Keys are pickled apart: what goes wrong with them is an error of their batch.
         where = self.generation, self.sequence, self.epoch, self.step
-        return packed("Task", *where, (chosen, is_array), self.released, self.retired, self.turn)
+        fields = ("Task", *where, (chosen, is_array), self.released, self.retired, self.turn)
+        return pickle.dumps(fields, pickle.HIGHEST_PROTOCOL)
 
     def rebuild_keys(self) -> None:
         """Rebuild the keys, once, of a task that has arrived."""

@@ -25,7 +25,7 @@ from swift_loader.executors.called import CalledHandle, Failed
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.scheduler.messages import Event
-from swift_loader.transport.messages import Batch, NewPlan, unpack
+from swift_loader.transport.messages import Batch, unpack
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Location, machine_id
 from swift_loader.worker.called import Reply
@@ -89,13 +89,13 @@ class Actor:
 
     outbox = ()
 
-    def post(self, message: bytes) -> None:
-        """Send a message. A plan waits for the task that needs it.
+    def post(self, message: bytes, *, is_task: bool = False) -> None:
+        """Send a message. What isn't a task waits for the next one.
 
         Raises `BrokenPipeError` if Ray can't call the actor any more.
         """
         self._kept.append(message)
-        if isinstance(unpack(message), NewPlan):
+        if not is_task:
             return
         kept, self._kept = self._kept, []
         with self._connection.held() as is_open:
