@@ -24,7 +24,7 @@ other workers, and has the *starter*, a thread of the trainer, fork a replacemen
 kills the template when the trainer ends, and the workers when the template ends, whatever they are doing.
 
 A loader's template is itself a fork, of the *root*: one fresh interpreter per training process, which has imported what
-datasets need. See `executors.process.root`.
+datasets need. See `executors.process.roots`.
 
 All processes must have the same dataset. `executors.environment` records what a dataset depends on (working
 directory, environment, import path, hash seed) and gives it to every interpreter that builds one.

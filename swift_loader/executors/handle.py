@@ -77,7 +77,7 @@ class Handle:
     """One worker, seen from the trainer."""
 
     def __init__(self, worker_id: int, serial: int, channel: Any, process: Any, memory: WorkerMemory) -> None:
-        """Handle a worker. `channel`: our end of its pipe. `process`: `WorkerProcess`, `Interpreter` or `Actor`."""
+        """Handle a worker. `channel`: our end of its pipe. `process`: `Process`, `TorchProcess` or `Actor`."""
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""
         self.serial = serial

@@ -212,7 +212,7 @@ class LoopThread:
                 while self._calls:
                     self._calls.popleft()()
                 limit_s = self.look_after()
-                if not self._calls:  # some may have arrived meanwhile
+                if not self._calls and self._state is _State.OPEN:  # else a call has taken in what was to wake this one
                     self._run_once(limit_s)
         except Stopped:
             pass
