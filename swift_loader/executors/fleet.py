@@ -163,11 +163,14 @@ class Fleet(ABC):
         """How many segments a worker needs if the user keeps no batch."""
         return self._limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
 
-    def make_handle(self, worker_id: int, channel: Any, process: Any) -> Handle:
-        """Return the handle of the next worker, which has the serial number `num_started`."""
-        worker: Handle = Handle(worker_id, self.num_started, channel, process, WorkerMemory(self.max_segments))
+    def next_serial(self) -> int:
+        """Return the serial number of the next worker that is started."""
         self.num_started += 1
-        return worker
+        return self.num_started - 1
+
+    def make_handle(self, worker_id: int, serial: int, channel: Any, process: Any) -> Handle:
+        """Return the handle of a worker."""
+        return Handle(worker_id, serial, channel, process, WorkerMemory(self.max_segments))
 
     def add(self, worker: Handle) -> None:
         """Take in a worker."""

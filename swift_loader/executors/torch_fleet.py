@@ -361,7 +361,7 @@ class TorchFleet(CalledFleet):
         with self.lock:
             self.check_open()
             assert self._given is not None, "it was started"
-            serial, self.num_started = self.num_started, self.num_started + 1
+            serial = self.next_serial()
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             payload, given = (self._given, None) if isinstance(self._given, Payload) else (None, self._given)
             process = TorchProcess(self, serial, CalledDataset(given, serial, identity), payload)

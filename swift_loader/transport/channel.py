@@ -201,6 +201,10 @@ class Channel:
         """Return the channel of an inherited or received descriptor. The channel owns it from now on."""
         return cls(socket.socket(fileno=avoid_std_streams(descriptor)))
 
+    def detach(self) -> int:
+        """Return the descriptor, which the caller owns from now on."""
+        return self._socket.detach()
+
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send one message, with duplicates of the descriptors; blocks while the pipe is full.
 

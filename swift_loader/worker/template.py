@@ -58,6 +58,8 @@ class Server:
 
     failpoints = ""
     """What their names begin with; empty: there are none."""
+    sends_pidfds = False
+    """Whether the trainer gets pidfds. If it lacks descriptors then, the channel is lost."""
 
     def __init__(self, channel: Channel, trainer: int = -1) -> None:
         """Serve the trainer over a channel. `trainer`: its pidfd; its end is the end.
@@ -113,7 +115,7 @@ class Server:
             os.close(descriptor)  # only the child may hold the channel, so that its death ends the stream
         pidfd = self._note(pid, request.serial)
         self._fail("forked")
-        self.tell(Forked(request.serial, pid), pidfd)
+        self.tell(Forked(request.serial, pid), *([pidfd] if self.sends_pidfds else []))
         return True
 
     def be_child(self, serial: int, channel: Channel, stack_dumper: StackDumper) -> int:
@@ -160,6 +162,7 @@ class Template(Server):
     """A process that builds the dataset, and forks workers."""
 
     failpoints = "template"
+    sends_pidfds = True
 
     def __init__(self, channel: Channel, builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int = -1) -> None:
         """Build nothing yet. `trainer`: see `Server`."""
@@ -252,6 +255,9 @@ class Template(Server):
             if not self._tries(builder.read):
                 return 0
             self.tell(Warmed(serial))
+            # As in a template, the constructor finds the main process's name.
+            if builder.spec.options.torch is None and not self._tries(builder.build):
+                return 0
         options = builder.spec.options
         if options.torch is None:  # else it takes torch's name for it
             be_child(f"SwiftLoader worker {serial}")

@@ -231,6 +231,7 @@ class TemplateFleet(Fleet):
         """Look after no worker any more. On the starter's thread, so those that were to be started have started."""
         for worker in self.workers.values():
             self.starter.unwatch(worker.process.diagnostics.fileno())
+        self.starter.begin_again()
 
     def reap(self, worker: Handle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""
@@ -266,16 +267,16 @@ class TemplateFleet(Fleet):
         starter = self.starter
         with self.lock:
             starter.stop()
-            workers, templates = self.workers.values(), [starter.template] if starter.template is not None else []
+            workers, others = self.workers.values(), starter.without_tasks
         processes = [worker.process for worker in workers]
         try:
-            with or_killed([*processes, *templates]):
+            with or_killed([*processes, *others]):
                 for worker in workers:
                     self.dismiss(worker)
-                for template in templates:
-                    template.request_exit()  # it ends when its workers have ended
+                for process in others:
+                    process.request_exit()  # a template ends when its workers have ended
                 stop_processes(processes)
-                stop_processes(templates, TEMPLATE_STAGES_S)
+                stop_processes(others, TEMPLATE_STAGES_S)
         finally:
             starter.end()
 

@@ -172,7 +172,7 @@ class MessageReader:
             case messages.Failure():
                 return self._read_failure(worker, message)
             case messages.Warmed():
-                worker.process.note_imported()
+                pass  # who waited for it has seen that something came
             case messages.NoBatch():
                 return NoBatch(worker.answered(message.generation, message.sequence))
             case _:

@@ -26,7 +26,7 @@ from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.server import Process, Server
 from swift_loader.transport.channel import duplicate, explaining_limits
-from swift_loader.transport.messages import Fork, Refused, Warmed
+from swift_loader.transport.messages import Exited, Fork, Forked, Refused, Warmed
 from swift_loader.worker.process import has_greenlets, is_importing
 
 SWITCH = "SWIFT_LOADER_ROOT"
@@ -111,8 +111,8 @@ class Root(LoopThread):
             self._asked[self._num_requests] = modules, process
             if process is None:
                 self._server.send(Fork(self._num_requests, modules).pack())
-            else:
-                self._server.fork(process, self._num_requests, modules)
+            elif not self._server.fork(process, self._num_requests, modules):
+                del self._asked[self._num_requests]
         except (RootRefused, OSError, SwiftLoaderError):  # no descriptors are left, or there are too many modules
             self._asked.pop(self._num_requests, None)
             if process is not None:
@@ -143,8 +143,6 @@ class Root(LoopThread):
         try:
             for message in source.messages():
                 self._note(message, source)
-            asked = self._asked.items()
-            self._asked = {number: (modules, one) for number, (modules, one) in asked if one is None or not one.pid}
         except ProtocolError as error:
             self._refuse(RootRefused(str(error)))
             source.kill()
@@ -158,13 +156,13 @@ class Root(LoopThread):
             self.note_failure(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
     def _note(self, message: Any, source: Server) -> None:
-        if isinstance(message, Warmed):
-            del self._asked[message.serial]
+        if isinstance(message, (Forked, Warmed)):
+            self._asked.pop(message.serial, None)  # it was refused if the process is known to be unusable
         elif isinstance(message, Refused):
             modules, _ = self._asked[message.serial]
             self._refuse(RootRefused(message.reason, () if message.is_stale else modules))
             source.end_requests()
-        else:
+        elif not isinstance(message, Exited):
             raise ProtocolError(f"a root sent an unexpected message: {type(message).__name__}")
 
     def _retire(self) -> None:

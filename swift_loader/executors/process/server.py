@@ -57,8 +57,6 @@ class Process:
         """Known once it was reaped, here or by the server that forked it, or the loader has ended it."""
         self.is_refused = False
         """Whether the server that was asked for it doesn't fork it."""
-        self.has_imported = False
-        """Whether a worker that isn't a template's fork has said that it has read the payload."""
         self.template: Server | None = None
         """The template whose fork it is; None: it is none."""
         self._waiter: LoopThread | None = waiter
@@ -68,15 +66,17 @@ class Process:
         """Held while its ends go to the process, so that nobody closes them meanwhile."""
         self.diagnostics = Diagnostics()
         try:
-            self.channel, self._theirs = Channel.pair()
+            self.channel, theirs = Channel.pair()
         except BaseException:
             self.diagnostics.close()
             raise
+        self._theirs = theirs.detach()
+        """The process's end of the channel; -1 once closed here."""
         FORKS.holders.add(self)
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
-        return [self.pidfd, self.channel.fileno(), self._theirs.fileno()]
+        return [self.pidfd, self.channel.fileno(), self._theirs]
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -85,45 +85,52 @@ class Process:
         # Until the process has its own handlers, what the program handles, as Ctrl-C, is blocked.
         with blocked({signal.SIGINT, *handled_signals()}), FORKS.starting, explaining_starts("a process"):
             self.hand_over(partial(self._start, start))
-        try:
-            self._note_pid(self._child.pid, open_pidfd(self._child.pid))
-        except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
-            self._note_pid(self._child.pid, new_eventfd(1))  # readable, like that of a process that has ended
+        self._note_pid(self._child.pid)
 
     def _start(self, start: Start, *ends: int) -> None:
         self._child = start.start(*ends)
 
-    def hand_over(self, give: Callable[..., object]) -> None:
-        """Give its ends of the channel and the pipes to the process, and close them here. Not if it is closed."""
+    def hand_over(self, give: Callable[..., object]) -> bool:
+        """Give its ends of the channel and the pipes to the process, and close them here. Return False once closed."""
         with self._lock:
+            if self._is_closed:
+                return False
             try:
-                if not self._is_closed:
-                    stderr, traces = self.diagnostics.their_ends
-                    give(self._theirs.fileno(), traces, stderr)
+                stderr, traces = self.diagnostics.their_ends
+                give(self._theirs, traces, stderr)
             finally:
-                self._theirs.close()
-                self.diagnostics.close_their_ends()
+                self._close_their_ends()
+        return True
 
-    def note_forked(self, pid: int, pidfd: int) -> None:
-        """Note that its server has forked it."""
-        self._note_pid(pid, pidfd)
+    def _close_their_ends(self) -> None:
+        theirs, self._theirs = self._theirs, -1  # before it is closed, see `Holder`
+        if theirs >= 0:
+            os.close(theirs)
+        self.diagnostics.close_their_ends()
+
+    def note_forked(self, pid: int, descriptors: list[int]) -> None:
+        """Note that its server has forked it. The pidfd may have come with that."""
+        try:
+            self._note_pid(pid, *descriptors)
+        except NoDescriptorsLeft:  # it ends, because nobody has the other end of its channel
+            self.refuse()
         self._wake()
 
-    def _note_pid(self, pid: int, pidfd: int) -> None:
+    def _note_pid(self, pid: int, pidfd: int = -1) -> None:
         with self._lock:
-            if self._is_closed:  # meanwhile; it ends, because nobody has the other end of its channel
-                os.close(pidfd)
-            else:
-                self.pid, self.pidfd = pid, pidfd
+            if self._is_closed:  # meanwhile; it ends, see above
+                if pidfd >= 0:
+                    os.close(pidfd)
+                return
+            try:
+                self.pidfd = pidfd if pidfd >= 0 else open_pidfd(pid)
+            except ProcessLookupError:  # it has ended and was reaped; or at once, if the trainer ignores SIGCHLD
+                self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
+            self.pid = pid  # last: who waits for it looks at this
 
     def refuse(self) -> None:
         """Note that no server forks it."""
         self.is_refused = True
-        self._wake()
-
-    def note_imported(self) -> None:
-        """Note that it has read the payload."""
-        self.has_imported = True
         self._wake()
 
     def _wake(self) -> None:
@@ -187,7 +194,8 @@ class Process:
 
     def note_exit(self, exit_code: int) -> None:
         """Note how it ended, which its server tells."""
-        self.exit_code = exit_code
+        if not self._is_closed:
+            self.exit_code = exit_code
         self._wake()
 
     def reap(self) -> bool:
@@ -210,16 +218,16 @@ class Process:
     def close(self) -> None:
         """Forward the rest of its stderr, and close everything. The process must have ended. Idempotent."""
         self.channel.close()
-        if self.pidfd >= 0:
-            self.reap()
+        if self.pidfd >= 0 and not self.reap() and self.exit_code is None and self.template is None:
+            end_group(self.pid)  # the root that has forked it couldn't
         self.exit_code = self.exit_code or 0
-        self._waiter = None  # which refers to this object: a cycle would keep both until the collector runs
+        self._waiter = self.template = None  # which refer to this object: cycles would wait for the collector
         with self._lock:
             self._is_closed = True
             pidfd, self.pidfd = self.pidfd, -1  # before it is closed, see `Holder`
             if pidfd >= 0:
                 os.close(pidfd)
-            self._theirs.close()
+            self._close_their_ends()
             self.diagnostics.close()
 
 
@@ -257,14 +265,19 @@ class Server(Process):
         self._children: dict[int, Process] = {}
         """By the serial number of the request. Those that were asked for and haven't ended."""
 
-    def fork(self, child: Process, serial: int, modules: tuple[str, ...] = ()) -> None:
-        """Ask for a process. It runs once it has a pid. Raises `NoDescriptorsLeft`, `ProtocolError`."""
+    def fork(self, child: Process, serial: int, modules: tuple[str, ...] = ()) -> bool:
+        """Ask for a process. It runs once it has a pid. Return False if it was closed meanwhile.
+
+        Raises `NoDescriptorsLeft`, `ProtocolError`.
+        """
         self._children[serial] = child
+        is_asked = False
         try:
-            child.hand_over(partial(self.send, Fork(serial, modules).pack()))
-        except BaseException:
-            del self._children[serial]
-            raise
+            is_asked = child.hand_over(partial(self.send, Fork(serial, modules).pack()))
+        finally:
+            if not is_asked:
+                del self._children[serial]
+        return is_asked
 
     def send(self, message: bytes, *descriptors: int) -> None:
         """Send it a message, with copies of the descriptors. Does nothing if it is gone."""
@@ -274,7 +287,7 @@ class Server(Process):
             self.is_gone = True
 
     def messages(self) -> Iterator[Any]:
-        """Yield all messages that it has sent, but those on its forks, and note if it is gone. Doesn't block.
+        """Yield all messages that it has sent, and note what it says of its forks, and if it is gone. Doesn't block.
 
         Raises `ProtocolError` if one is invalid.
         """
@@ -282,21 +295,20 @@ class Server(Process):
             while (received := self.channel.receive(wait=False)) is not None:
                 message = unpack(received.data)
                 if isinstance(message, Forked):
-                    self._children[message.serial].note_forked(message.pid, _only(received.descriptors, "a fork"))
+                    self._children[message.serial].note_forked(message.pid, received.descriptors)
                 elif isinstance(message, Exited):
                     self._children.pop(message.serial).note_exit(message.exit_code)
-                else:
-                    yield message
+                yield message
         except BlockingIOError:
             if not self.has_ended:
                 return
         self.is_gone = True
 
-    def refuse_all(self) -> None:
-        """Note that it forks nothing more: not what it was asked for, either."""
-        for child in self._children.values():
-            if not child.pid:
-                child.refuse()
+    def close(self) -> None:
+        """Close everything, see `Process`, and forget its forks."""
+        super().close()
+        self.is_gone = True
+        self._children.clear()
 
     def end_requests(self) -> None:
         """Have it exit once it has answered all requests, and its children have ended."""

@@ -10,24 +10,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from swift_loader.errors import DatasetMismatch, EncodeError, ForkHangs, LoaderClosed, ProtocolError, WorkerDied
 from swift_loader.executors.fleet import EXIT_LIMIT_S, Fleet
 from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.roots import ROOTS
-from swift_loader.executors.process.server import Process, Server, Start
+from swift_loader.executors.process.server import Process, Server, Start, is_readable
 from swift_loader.executors.process.trainer_fork import ForkWatch, TrainerFork
 from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.channel import MAX_DESCRIPTORS, duplicate, explaining_limits
-from swift_loader.transport.messages import Become, Built, Failure
+from swift_loader.transport.messages import Become, Built, Exited, Failure, Forked
 from swift_loader.transport.payload import (
     Payload,
     PayloadLayout,
@@ -110,8 +110,10 @@ class Starter(LoopThread):
         """Has an entry for each template that died and is to be replaced."""
         self._early: list[WorkerDied] = []
         """How templates died that were replaced before the workers ran."""
-        self._ahead = set[int]()
-        """The ids of workers that were started before the loader starts any."""
+        self._ahead: dict[int, tuple[int, Process]] = {}
+        """The processes of workers to come, by id, with their serial numbers. They import, and have no tasks."""
+        self._num_ids = 0
+        """How many ids have had a process, if workers are no forks."""
         options = fleet.spec.options
         self._start_method = options.start_method
         self._is_torch = options.torch is not None
@@ -135,7 +137,7 @@ class Starter(LoopThread):
             self._fork = TrainerFork(spec)
             fleet.definitions = self._fork.definitions
             try:
-                self._use(self._start_child(Server, self._fork))
+                self._start_child(self._new_template(), self._fork)
             except BaseException as error:
                 self._fork.end()
                 if isinstance(error, Stopped):
@@ -192,13 +194,23 @@ class Starter(LoopThread):
         self._replaceable.put(None)
         self.wake()
 
+    def begin_again(self) -> None:
+        """Have all workers started as if none had been."""
+        self._num_ids = 0
+
+    @property
+    def without_tasks(self) -> list[Process]:
+        """The processes that aren't workers of the fleet's: the template, and those of workers to come. Any thread."""
+        template = self.template
+        return [*([] if template is None else [template]), *(process for _, process in [*self._ahead.values()])]
+
     def close(self) -> None:
         """Close all handles. The processes and the thread must have ended. Idempotent."""
         if self.is_closed:
             return
         self.close_loop()
-        if self.template is not None:
-            self.template.close()
+        for process in self.without_tasks:
+            process.close()
         payload, self._payload = self._payload, None  # before it is closed, see `Holder`
         launch, self._launch = self._launch, None
         for descriptor in payload[1] if payload is not None else ():
@@ -220,39 +232,47 @@ class Starter(LoopThread):
                 self._remove_dead(template)
         if built is None:
             if self._start_method is StartMethod.SPAWN and self._is_torch:
-                self._start_ahead()
+                self._start_ahead(num_cores())
             built = self._build_again()
         self.first = built
         return time.monotonic() - began_s
 
-    def _start_process(self, kind: type[AnyProcess], worker: int | None = None) -> AnyProcess:
-        """Return a process that has been sent the payload: a template, or this worker."""
-        assert self._launch is not None
-        assert self._payload is not None
-        process = self._fork_root(kind, self._launch) if self._start_method is StartMethod.TEMPLATE else None
-        process = process or self._start_child(kind, self._launch)
-        layout, descriptors = self._payload
+    def _new_template(self) -> Server:
+        """Return a template that isn't started yet, of which `stop` knows. Any thread."""
+        template = Server(self)
+        with self.lock, self._or_ended(template):
+            self.check_open()
+            self.template = template
+        return template
+
+    def _start_process(self, new: Callable[[], AnyProcess], worker: int | None = None) -> AnyProcess:
+        """Return a process that has been sent the payload: a template, or the worker with this serial number."""
+        payload, launch = self._payload, self._launch
+        if payload is None or launch is None:  # they were closed
+            raise Stopped
+        process = self._fork_root(new, launch) if self._start_method is StartMethod.TEMPLATE else None
+        process = process or self._start_child(new(), launch)
+        layout, descriptors = payload
         message = replace(layout, worker=worker).pack()
         with self._or_ended(process), suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed elsewhere
             for begin in range(0, len(descriptors), MAX_DESCRIPTORS):
                 process.channel.send(message, descriptors[begin : begin + MAX_DESCRIPTORS])
         return process
 
-    def _start_child(self, kind: type[AnyProcess], start: Start) -> AnyProcess:
-        """Return a new child of this process. Any thread."""
-        process = kind(self)
+    def _start_child(self, process: AnyProcess, start: Start) -> AnyProcess:
+        """Start a process as a child of this one, and return it. Any thread."""
         with self.lock, explaining_limits(), self._or_ended(process):
             self.check_open()
             process.start(start)
         return process
 
-    def _fork_root(self, kind: type[AnyProcess], launch: ServerLaunch) -> AnyProcess | None:
+    def _fork_root(self, new: Callable[[], AnyProcess], launch: ServerLaunch) -> AnyProcess | None:
         """Return a fork of the root. None if there is no root for this loader.
 
         Only the loader's first template may start one: the root must have the environment of the later ones.
         """
         for _ in range(_MAX_ROOTS):
-            process = kind(self)
+            process = new()
             with self._or_ended(process):
                 if ROOTS.fork(process, launch, self._modules, may_start=self.first is None):
                     any(process.pid or process.is_refused for _ in self.rounds(_IMPORT_LIMIT_S))
@@ -276,7 +296,8 @@ class Starter(LoopThread):
             raise
 
     def _listen(self) -> Server:
-        """Listen to the template, and return it."""
+        """Listen to the template, which has started, and return it."""
+        self.check_open()
         template = self.template
         assert template is not None
         self.watch(template.diagnostics.fileno(), template.diagnostics)
@@ -284,18 +305,15 @@ class Starter(LoopThread):
             self.watch(descriptor, template)
         return template
 
-    def _use(self, template: Server) -> None:
-        """Have `stop` know of a template that was started. Any thread."""
-        with self.lock, self._or_ended(template):
-            self.check_open()
-            self.template = template
-
-    def take_in(self, source: Server) -> None:
-        """Take in what a template has sent, or that it has ended."""
+    def take_in(self, source: Any) -> None:
+        """Take in what a template has sent, or that it has ended; or that a worker to come has sent something."""
+        if not isinstance(source, Server):
+            return
         for message in source.messages():
-            if not isinstance(message, (Built, Failure)):
+            if isinstance(message, (Built, Failure)):
+                source.answer = message
+            elif not isinstance(message, (Forked, Exited)):
                 raise ProtocolError(f"a template sent an unexpected message: {type(message).__name__}")
-            source.answer = message
         if source.is_gone:
             self.unwatch(source.channel.fileno(), source.pidfd)
 
@@ -387,7 +405,7 @@ class Starter(LoopThread):
         Raises `DatasetMismatch` if it hasn't built the same as the first one.
         """
         while True:
-            self._use(self._start_process(Server))
+            self._start_process(self._new_template)
             template = self._listen()
             who = f"another template process (pid {template.pid})"
             if (built := self._wait_built(template, who)) is None:
@@ -447,37 +465,51 @@ class Starter(LoopThread):
             self.submit(partial(self._start_late, worker_id + 1, stop))  # after deaths that came meanwhile
 
     def _start(self, worker_id: int) -> None:
-        """Start a worker, unless that was done ahead."""
-        if worker_id in self._ahead:
-            self._ahead.remove(worker_id)
-        elif self.are_forkable:
-            self._add_worker(worker_id, self._fork_worker())
+        if self.are_forkable:
+            serial = self._fleet.next_serial()
+            self._add_worker(worker_id, serial, self._fork_worker(serial))
         elif (template := self.template) is not None:
+            serial, self._num_ids = self._fleet.next_serial(), max(self._num_ids, 1)
             self._unlisten(template)
-            template.send(Become(self._fleet.num_started).pack())
-            self._add_worker(worker_id, template)
+            template.send(Become(serial).pack())
+            self._add_worker(worker_id, serial, template)
         else:
-            if self._is_torch:  # with more imports than cores, the first batch would wait for all
-                any(self._num_importing() < num_cores() for _ in self.rounds())
-            self._add_worker(worker_id, self._start_process(Process, self._fleet.num_started))
+            # With more imports of torch than cores, the first batch would wait for all.
+            self._start_ahead(worker_id + (num_cores() if self._is_torch else self._fleet.options.num_workers))
+            if worker_id not in self._ahead:
+                self._start_worker_process(worker_id)
+            serial, process = self._ahead[worker_id]
+            self.watch(process.channel.fileno(), process)  # only to wait: what it sends is for an inbox
+            any(is_readable(process.channel.fileno()) or process.has_ended for _ in self.rounds())
+            self.unwatch(process.channel.fileno())
+            self._add_worker(worker_id, serial, process)
 
-    def _start_ahead(self) -> None:
-        """Start workers that only import before the template that will be worker 0 has: as many as there are cores."""
-        for worker_id in range(1, min(self._fleet.options.num_workers, num_cores())):
-            self._add_worker(worker_id, self._start_process(Process, self._fleet.num_started))
-            self._ahead.add(worker_id)
+    def _start_ahead(self, stop: int) -> None:
+        """Start the processes of the workers up to this id that have had none. Worker 0 is the template."""
+        self._num_ids = max(self._num_ids, 1)
+        while self._num_ids < min(stop, self._fleet.options.num_workers):
+            self._start_worker_process(self._num_ids)
+            self._num_ids += 1
 
-    def _num_importing(self) -> int:
-        processes = [worker.process for worker in self._fleet.workers.values()]
-        return sum(not process.has_imported and not process.has_ended for process in processes)
+    def _start_worker_process(self, worker_id: int) -> None:
+        serial = self._fleet.next_serial()
 
-    def _fork_worker(self) -> Process:
+        def new() -> Process:
+            process = Process(self)
+            with self.lock, self._or_ended(process):  # so that `stop` knows of it
+                self.check_open()
+                self._ahead[worker_id] = serial, process
+            return process
+
+        self._start_process(new, serial)
+
+    def _fork_worker(self, serial: int) -> Process:
         """Return a fork of the template, which is replaced if it is gone, or hangs."""
         while True:
             template, process = self._living(), Process(self)
             process.template = template
             with self._or_ended(process):
-                template.fork(process, self._fleet.num_started)
+                template.fork(process, serial)
                 if not any(process.pid or template.is_gone for _ in self.rounds(FORK_LIMIT_S)):
                     template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
                     template.kill()
@@ -486,18 +518,19 @@ class Starter(LoopThread):
                 return process
             process.close()
 
-    def _add_worker(self, worker_id: int, process: Process) -> None:
+    def _add_worker(self, worker_id: int, serial: int, process: Process) -> None:
         """Give a process that is a worker by now to the fleet."""
         fleet = self._fleet
         with self.lock, self._or_ended(process):
             self.check_open()
-            if process is self.template:
-                self.template, process.has_imported = None, True
-            worker = fleet.make_handle(worker_id, process.channel, process)
+            worker = fleet.make_handle(worker_id, serial, process.channel, process)
             if (mode := fleet.spec.options.torch) is not None:
                 worker.tell_identity(fleet.options.num_workers, mode.kept.pop(worker_id, []))
             self.watch(process.diagnostics.fileno(), process.diagnostics)
             fleet.add(worker)
+            if process is self.template:
+                self.template = None
+            self._ahead.pop(worker_id, None)
 
     def _exit_code_of(self, process: Process) -> int | None:
         """Return the exit code of a process that has ended; None if it isn't known in time."""

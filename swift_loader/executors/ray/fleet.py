@@ -138,7 +138,7 @@ class ActorFleet(CalledFleet):
             self.check_open()
             if not is_open:
                 raise LoaderClosed(_DISCONNECTED)
-            serial, self.num_started = self.num_started, self.num_started + 1
+            serial = self.next_serial()
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             actor = self._actor_class.remote()
             try:
