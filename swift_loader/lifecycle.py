@@ -10,7 +10,6 @@ hasn't got.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +27,7 @@ from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.executors.fleet import Fleet
 from swift_loader.executors.inline import dataset_of
 from swift_loader.executors.processes import make_fleet, warm_up
+from swift_loader.integrations import ask_framework
 from swift_loader.options import Options
 from swift_loader.ranks.agreement import SameData, agree_on_length, agree_on_run, report_failure
 from swift_loader.ranks.ranks import RankChoice, Ranks, expected_ranks, file_number
@@ -431,24 +431,6 @@ class Lifecycle:
         if self.session is not None:
             self.session.seek()
 
-    def suit_trainer(self, loop: Any) -> None:
-        """Let a Lightning Trainer that begins or resumes an epoch count as this loader does. `loop`: its `_FitLoop`.
-
-        After a resume with another batch size or number of ranks, it counts steps that are others here. And it takes
-        the length of the first epoch for that of all epochs, but the first one is shorter if a part of it came before
-        or is skipped. So it has to ask again when the next one begins.
-        """
-        plan, begin = Plan.of(self.num_samples(), self.plan_settings()), self.run.next_begin(self.num_samples())
-        batches, reloads = loop.epoch_loop.batch_progress, loop.trainer.reload_dataloaders_every_n_epochs
-        is_at_end = batches.is_last_batch and batches.current.ready == batches.current.processed and loop.restarting
-        if is_at_end or (begin.num_samples and loop.restarting):
-            done = loop.max_batches if is_at_end else plan.resumed_at(begin)[1]
-            batches.current.increment_by(done - batches.current.processed)
-        if not reloads or reloads is True:  # the user gives an integer
-            is_shorter = not is_at_end and self.next_plan()[0].last_irregular_epoch >= begin.epoch
-            loop.trainer.reload_dataloaders_every_n_epochs = is_shorter
-            loop._data_source.instance = loop._combined_loader.iterables  # noqa: SLF001 - the same loader again
-
     def next_plan(self, num_samples: int | None = None) -> tuple[Plan, int]:
         """Return the plan and the epoch of the current pass; between passes, those of the next one."""
         num_samples = self.num_samples() if num_samples is None else num_samples
@@ -652,10 +634,7 @@ class EpochSampler:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, as `SwiftLoader.set_epoch` does."""
         self._lifecycle.set_epoch(epoch)
-        caller = sys._getframe(1).f_back  # noqa: SLF001
-        loop = None if caller is None else caller.f_locals.get("self")
-        if type(loop).__name__ == "_FitLoop":
-            self._lifecycle.suit_trainer(loop)
+        ask_framework("after_set_epoch", self._lifecycle)
 
     def __iter__(self) -> Iterator[int]:
         plan, epoch = self._lifecycle.next_plan()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import sys
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from swift_loader.checks import check_callable, check_flag, check_optional_integer
 from swift_loader.device.move import find_target
 from swift_loader.engine.session import Session
+from swift_loader.integrations import ask_framework
 from swift_loader.lifecycle import EpochIterator, EpochSampler, Lifecycle, LoaderState, ShownEpoch
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import Options, refuse_unknown
@@ -209,7 +209,7 @@ class SwiftLoader(Closing):
             given["seed"] = others.pop("seed_numer")
             if seed is not None:
                 raise TypeError("seed and seed_numer are both given; they are one option, so give seed only")
-        refuse_unknown(others, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
+        refuse_unknown(others, [*given, "seed_numer"][1:])  # the first is `self`
         self._set_up(Options.of(given))
 
     def _set_up(self, options: Options, run: Run | None = None, dataset: Any = None) -> None:
@@ -530,11 +530,11 @@ class SwiftLoader(Closing):
     @property
     def sampler(self) -> EpochSampler:
         """The sampler that frameworks expect, with `set_epoch`. Each access makes one. It keeps the loader alive."""
-        caller, torch_data = sys._getframe(1).f_back, sys.modules.get("torch.utils.data")  # noqa: SLF001
+        torch_data = sys.modules.get("torch.utils.data")
         if not self._options.sampling.shuffle and torch_data is not None:  # Lightning asks whether it is one of torch's
-            return _sequential(torch_data.SequentialSampler)(self._lifecycle)  # type: ignore[no-any-return]
-        if caller is not None and caller.f_code.co_name == "_resolve_overfit_batches":  # Lightning would replace it
-            raise ValueError("overfit_batches needs the same batches in each epoch; give SwiftLoader(shuffle=False)")
+            kind: Any = type("SequentialEpochSampler", (EpochSampler, torch_data.SequentialSampler), {})
+            return kind(self._lifecycle)  # type: ignore[no-any-return]
+        ask_framework("before_shuffled_sampler", self)
         return EpochSampler(self._lifecycle)
 
     @property
@@ -605,9 +605,3 @@ class SwiftLoader(Closing):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(pickle.loads(state["options"]), state["run"])
-
-
-@functools.cache
-def _sequential(base: type) -> Any:
-    """Return the class of the sampler of a loader that doesn't shuffle: one of torch's, too."""
-    return type("SequentialEpochSampler", (EpochSampler, base), {})

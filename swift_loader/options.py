@@ -13,7 +13,6 @@ what they don't have is as the field says.
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
 import sys
 import time
@@ -126,29 +125,12 @@ _INSTEAD = {
 }
 
 
-def refuse_unknown(unknown: Iterable[str], owner: str, function: Callable[..., Any], *more: str) -> None:
-    """Refuse options that don't exist.
-
-    Args:
-        unknown: Names that the function has no parameter for.
-        owner: What the user called.
-        function: Its parameters are the options.
-        more: Further options.
-
-    Raises:
-        TypeError: There is one. For the first, the message says what to do instead, or names the closest option.
-    """
+def refuse_unknown(unknown: Iterable[str], known: Sequence[str]) -> None:
+    """Raise `TypeError` for the first unknown option of a SwiftLoader. It says what to do instead, or what is meant."""
     for name in unknown:
-        parameters = inspect.signature(function).parameters.values()
-        known = [parameter.name for parameter in parameters if parameter.name not in ("self", "unknown")]
-        raise TypeError(f"{owner} has no option {name!r}; {_hint(name, [*known, *more], _INSTEAD)}")
-
-
-def _hint(name: str, known: list[str], instead: dict[str, str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    if name in instead:
-        return instead[name]
-    return f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
+        raise TypeError(f"SwiftLoader has no option {name!r}; {_INSTEAD.get(name, hint)}")
 
 
 MAX_WORKERS = 4096

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +25,7 @@ from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot, batchi
 from swift_loader.dataloader.workers import LoaderWorkers, Mover, start_workers, warm_root
 from swift_loader.engine.observer import Observer
 from swift_loader.errors import ForkHangs, warn
+from swift_loader.integrations import ask_framework
 from swift_loader.metrics.observations import WINDOW, flat_metrics
 from swift_loader.options import MAX_WORKERS, AutoWorkers, DeliveryOptions, RayExecutor
 from swift_loader.ranks.agreement import RankVotes
@@ -602,7 +601,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
         loaded = LoaderPosition.from_dict(state)
         check_resumes(self, loaded, state.get("batching"))
         take_order(self, loaded.draws, state.get("batching"))
-        self._passes_epoch = options.lightning_begins_an_epoch()
+        self._passes_epoch = bool(ask_framework("begins_an_epoch", self))
         self._loaded = loaded
         if self._latest is not None and self._latest.workers is not None:
             self._workers = None  # they are its iterator's, which may go on
@@ -627,6 +626,4 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """False. Accelerate asks before it makes a loader of its own out of this one: it gets our integration then."""
-        if "accelerate.accelerator" in sys.modules:  # it may also be somebody who lists attributes
-            import_module("swift_loader.integrations.accelerate").keep_class(DataLoader)
-        return False
+        return bool(ask_framework("before_prepare", self))

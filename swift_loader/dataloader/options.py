@@ -7,9 +7,9 @@ reads a loader as it is now.
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
 import random
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
@@ -23,6 +23,7 @@ from swift_loader.batch.tree import search
 from swift_loader.checks import check_choice, check_flag, checked
 from swift_loader.device.accelerator import accelerator, device_of, pinning_accelerator
 from swift_loader.device.pinning import pinning
+from swift_loader.integrations import FRAMEWORKS
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType, check_executor
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.worker.seeding import Rng
@@ -163,9 +164,6 @@ def check_auto(loader: DataLoader[Any]) -> None:
 
 # Random draws ---------------------------------------------------------------------------------------------------------
 
-_SEEDERS = ("lightning", "lightning_fabric", "pytorch_lightning", "timm", "transformers", "accelerate")
-"""Packages whose `worker_init_fn` only gives each worker another seed, which keyed samples have anyway."""
-
 
 def wanted_rng(loader: DataLoader[Any]) -> Rng:
     """Return what the option `rng` says."""
@@ -186,18 +184,18 @@ def rng_of(loader: DataLoader[Any]) -> Rng:
 
 
 def _has_init_of_user(loader: DataLoader[Any]) -> bool:
-    """Return whether there is a `worker_init_fn` that may do more than those of frameworks, which only seed."""
+    """Return whether there is a `worker_init_fn` that may do more than those of frameworks.
+
+    Theirs only give each worker another seed, which keyed samples have anyway.
+    """
     worker_init_fn: Any = loader.worker_init_fn
     while isinstance(worker_init_fn, functools.partial):
         worker_init_fn = worker_init_fn.func
     package = str(getattr(worker_init_fn, "__module__", "")).partition(".")[0]
-    return worker_init_fn is not None and package not in _SEEDERS
+    return worker_init_fn is not None and package not in FRAMEWORKS
 
 
 # Who shares out a stream over workers and ranks: the dataset, as with torch, or the loader ----------------------------
-
-_WORKERS = "workers"
-"""`shard_stream="workers"`: the dataset is this rank's part, and the loader shares it out to the workers."""
 
 
 def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) -> None:
@@ -209,8 +207,8 @@ def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) ->
         )
     if shard_stream is None or shard_stream is False:
         return
-    if shard_stream is not True and shard_stream != _WORKERS:
-        raise ValueError(f"shard_stream={shard_stream!r} isn't a choice; give True, False, {_WORKERS!r} or None")
+    if shard_stream is not True and shard_stream != "workers":
+        raise ValueError(f"shard_stream={shard_stream!r} isn't a choice; give True, False, 'workers' or None")
     if not isinstance(dataset, IterableDataset):
         raise ValueError(  # noqa: TRY004 - torch's type for arguments that don't go together
             f"shard_stream={shard_stream!r} is for an IterableDataset; the samples of a "
@@ -247,7 +245,7 @@ def shard_of(loader: Any) -> StreamShard | None:
     choice = loader.shard_stream
     if not choice:
         return None
-    if choice is not True or _is_of_one_rank(loader.dataset):
+    if choice is not True or _is_of_one_rank(loader.dataset):  # with "workers", it is known to be
         return StreamShard()
     ranks = find_ranks(None, None)
     return StreamShard(ranks.rank, ranks.world_size, loader.equal_batches)
@@ -312,22 +310,24 @@ def pinning_of(loader: DataLoader[Any], *, receives: bool) -> Callable[..., Any]
     return pinned
 
 
-# Frameworks -----------------------------------------------------------------------------------------------------------
+# Other loaders --------------------------------------------------------------------------------------------------------
 
 
-def lightning_begins_an_epoch(fit_loop: Any = None) -> bool:
-    """Return whether a Lightning Trainer takes the next batch for the first one of an epoch. False for other callers.
+def converted(loader: DataLoader[Any], kind: Any, like: Any = None) -> Any:
+    """Return a `kind`, a DataLoader, with the same dataset, samplers and options. `loader` hasn't been iterated over.
 
-    So it does where it resumes from a checkpoint of an epoch's last batch (`_FitLoop.reset`), be that the loader's last
-    one or that of `limit_train_batches`. In a plain loop, and with torchdata's `StatefulDataLoader`, the same state
-    means that the rest of the loader's epoch follows. `fit_loop`: the Trainer's; None: that of the caller's caller.
+    Options that torch doesn't have are taken from `like`, if it has them.
     """
-    if fit_loop is None:  # between it and the loader there is a CombinedLoader
-        caller = sys._getframe(2).f_back  # noqa: SLF001
-        module = "" if caller is None else str(caller.f_globals.get("__name__"))
-        if caller is None or module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
-            return False
-        fit_loop = caller.f_locals.get("self")
-    progress: Any = getattr(getattr(fit_loop, "epoch_loop", None), "batch_progress", None)
-    is_last = getattr(progress, "is_last_batch", False)
-    return bool(is_last and progress.current.ready == progress.current.processed)  # else an exception ended its step
+    options: dict[str, Any] = {}
+    apart = {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+    for name in inspect.signature(kind.__init__).parameters.keys() - apart:
+        owner = loader if hasattr(loader, name) else like
+        if hasattr(owner, name):
+            options[name] = getattr(owner, name)
+    if not loader.num_workers:
+        options["prefetch_factor"] = None  # torch refuses another one
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return kind(loader.dataset, batch_sampler=loader.batch_sampler, **options)
+    if not isinstance(loader.dataset, IterableDataset):
+        options["sampler"] = loader.sampler
+    return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **options)

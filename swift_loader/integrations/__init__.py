@@ -1,34 +1,33 @@
 """What training frameworks need beside the loader, one module per framework. Only that module imports the framework.
 
+Lightning's Trainer and Accelerate also need an answer when they call a loader, though the program imports no module of
+these. The loaders ask for it with `ask_framework`.
+
 Fabric needs nothing: it saves and loads any object with `state_dict` and `load_state_dict`.
 """
 
 from __future__ import annotations
 
-import inspect
+import sys
+from importlib import import_module
 from typing import Any
 
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
+_HOMES = {"accelerate": "accelerate", "lightning": "lightning", "pytorch_lightning": "lightning"}
+"""Packages that may call a loader, and our module for each."""
 
-_ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
-"""Options that depend on each other."""
+FRAMEWORKS = frozenset([*_HOMES, "lightning_fabric", "timm", "transformers"])
 
 
-def converted(loader: TorchDataLoader[Any], kind: Any, like: Any = None) -> Any:
-    """Return a `kind`, a DataLoader, with the same dataset, samplers and options. `loader` hasn't been iterated over.
+def ask_framework(question: str, loader: Any) -> Any:
+    """Return the answer of the framework that calls a method of a loader. Call it in that method.
 
-    Options that torch doesn't have are taken from `like`, if it has them.
+    In the framework's module, the function of this name, after an underscore, gets the loader and the caller's frame.
+    None: there is no such function, or no framework calls.
     """
-    options: dict[str, Any] = {}
-    for name in inspect.signature(kind.__init__).parameters.keys() - _ABOUT_BATCHES - {"self", "dataset"}:
-        owner = loader if hasattr(loader, name) else like
-        if hasattr(owner, name):
-            options[name] = getattr(owner, name)
-    if not loader.num_workers:
-        options["prefetch_factor"] = None  # torch refuses another one
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return kind(loader.dataset, batch_sampler=loader.batch_sampler, **options)
-    if not isinstance(loader.dataset, IterableDataset):
-        options["sampler"] = loader.sampler
-    return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **options)
+    caller = sys._getframe(1).f_back  # noqa: SLF001
+    for frame in (caller, caller and caller.f_back):  # Lightning calls through functions of Fabric's
+        package = "" if frame is None else str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in _HOMES:
+            answer = getattr(import_module(f"{__name__}.{_HOMES[package]}"), f"_{question}", None)
+            return None if answer is None else answer(loader, caller)
+    return None

@@ -22,7 +22,8 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from swift_loader.integrations import converted
+from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader.dataloader.options import converted
 
 _OURS = "_keeps_swift_loader"
 """An attribute of our function, and of what others wrap around it."""
@@ -49,6 +50,11 @@ def keep_class(kind: type[TorchDataLoader[Any]]) -> None:
 
     vars(prepare_and_keep)[_OURS] = True
     accelerate.accelerator.prepare_data_loader = prepare_and_keep
+
+
+def _before_prepare(*_: Any) -> None:
+    """Let Accelerate keep the class of a loader that it is about to prepare."""
+    keep_class(DataLoader)
 
 
 def load_with(kind: type[TorchDataLoader[Any]], prepared: Any, like: Any = None) -> Any:

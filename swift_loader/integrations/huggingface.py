@@ -88,20 +88,17 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
 class SwiftLoading:
     """Mixin for a Trainer of yours: `class MyTrainer(SwiftLoading, Trainer)` loads with `swift_loader.DataLoader`."""
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> Any:
         """Return the train loader."""
-        loader: DataLoader[Any] = load_with(DataLoader, super().get_train_dataloader())  # type: ignore[misc]
-        return loader
+        return load_with(DataLoader, super().get_train_dataloader())  # type: ignore[misc]
 
-    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> Any:
         """Return the loader for evaluation."""
-        loader: DataLoader[Any] = load_with(DataLoader, super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
-        return loader
+        return load_with(DataLoader, super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
 
-    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
+    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> Any:
         """Return the loader for prediction."""
-        loader: DataLoader[Any] = load_with(DataLoader, super().get_test_dataloader(test_dataset))  # type: ignore[misc]
-        return loader
+        return load_with(DataLoader, super().get_test_dataloader(test_dataset))  # type: ignore[misc]
 
 
 class Trainer(SwiftLoading, transformers.Trainer):

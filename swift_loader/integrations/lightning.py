@@ -16,28 +16,31 @@ the state from before that batch if an exception ends the step.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-try:
-    from lightning.pytorch.callbacks import Callback, OnExceptionCheckpoint
-    from lightning.pytorch.utilities import rank_zero_info
-except ModuleNotFoundError:
-    try:
+try:  # one package depends on the other, so both may be installed, but a program imports one
+    if "lightning" in sys.modules or ("pytorch_lightning" not in sys.modules and find_spec("lightning")):
+        from lightning.pytorch.callbacks import Callback, OnExceptionCheckpoint
+        from lightning.pytorch.utilities import rank_zero_info
+    else:
         from pytorch_lightning.callbacks import Callback, OnExceptionCheckpoint
         from pytorch_lightning.utilities import rank_zero_info
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "swift_loader.integrations.lightning needs Lightning: pip install lightning", name="lightning"
-        ) from error
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "swift_loader.integrations.lightning needs Lightning: pip install lightning", name="lightning"
+    ) from error
 
-from swift_loader.dataloader.options import lightning_begins_an_epoch
 from swift_loader.errors import warn
+from swift_loader.sampling.plan import Plan
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from swift_loader.dataloader.dataloader import DataLoader
+    from swift_loader.lifecycle import Lifecycle
     from swift_loader.loader import SwiftLoader
 
 
@@ -99,7 +102,7 @@ class LoaderStateCallback(Callback):
             loader, state, self._to_load = _loader_of(trainer, self._loader), self._to_load, None
             loader.load_state_dict(state)
             if self._loader is None:
-                loader._passes_epoch = lightning_begins_an_epoch(fit_loop)
+                loader._passes_epoch = _has_ended_epoch(fit_loop)
             iter(fit_loop._data_fetcher)  # replaces that iterator
             fit_loop.max_batches = fit_loop._data_fetcher.length or fit_loop.max_batches
         elif fit_loop.restarting and fit_loop._combined_loader_states_to_load:  # it was saved without this callback
@@ -156,7 +159,8 @@ class LoaderMetrics(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Log the share of the epoch that the loop waited, and print what that means."""
         loader = _loader_of(trainer, self._loader, "metrics")
-        waited, ran = (loader.metrics(prefix="")[name] - self._before.get(name, 0.0) for name in _WAITED_AND_RAN)
+        figures, names = loader.metrics(prefix=""), ("waited_s_total", "elapsed_s_total")
+        waited, ran = (figures[name] - self._before.get(name, 0.0) for name in names)
         if ran <= 0:
             return
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -175,9 +179,6 @@ def _num_steps(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.batch_progress.total.processed)
 
 
-_WAITED_AND_RAN = ("waited_s_total", "elapsed_s_total")
-
-
 def _loader_of(trainer: Any, own: Any, method: str = "load_state_dict") -> Any:
     """Return the loader that a callback was given, or the Trainer's, which needs this method."""
     loader = trainer.train_dataloader if own is None and trainer is not None else own
@@ -187,3 +188,56 @@ def _loader_of(trainer: Any, own: Any, method: str = "load_state_dict") -> Any:
             f"swift_loader.DataLoader, or pass a SwiftLoader to this callback"
         )
     return loader
+
+
+# What a loader asks with `ask_framework`. `caller`: the frame of Lightning's function that calls the loader -----------
+
+
+def _before_shuffled_sampler(_loader: SwiftLoader, caller: Any) -> None:
+    """Raise `ValueError` if the Trainer would replace the sampler of a loader that shuffles."""
+    if caller.f_back is not None and caller.f_back.f_code.co_name == "_resolve_overfit_batches":
+        raise ValueError("overfit_batches needs the same batches in each epoch; give SwiftLoader(shuffle=False)")
+
+
+def _begins_an_epoch(_loader: DataLoader[Any], caller: Any) -> bool:
+    """Return whether the Trainer takes the next batch of a loader for the first one of an epoch.
+
+    So it does where it resumes from a checkpoint of an epoch's last batch (`_FitLoop.reset`), be that the loader's last
+    one or that of `limit_train_batches`. In a plain loop, and with torchdata's `StatefulDataLoader`, the same state
+    means that the rest of the loader's epoch follows.
+    """
+    return _has_ended_epoch(_fit_loop_of(caller))
+
+
+def _after_set_epoch(lifecycle: Lifecycle, caller: Any) -> None:
+    """Let a Trainer that begins or resumes an epoch count as a SwiftLoader does.
+
+    After a resume with another batch size or number of ranks, it counts steps that are others here. And it takes the
+    length of the first epoch for that of all epochs, but the first one is shorter if a part of it came before or is
+    skipped. So it has to ask again when the next one begins.
+    """
+    if (loop := _fit_loop_of(caller)) is None:
+        return
+    batches, reloads = loop.epoch_loop.batch_progress, loop.trainer.reload_dataloaders_every_n_epochs
+    num_samples = lifecycle.num_samples()
+    plan, begin = Plan.of(num_samples, lifecycle.plan_settings()), lifecycle.run.next_begin(num_samples)
+    is_at_end = loop.restarting and _has_ended_epoch(loop)
+    if is_at_end or (loop.restarting and begin.num_samples):
+        done = loop.max_batches if is_at_end else plan.resumed_at(begin)[1]
+        batches.current.increment_by(done - batches.current.processed)
+    if not reloads or reloads is True:  # the user gives an integer
+        is_shorter = not is_at_end and lifecycle.next_plan()[0].last_irregular_epoch >= begin.epoch
+        loop.trainer.reload_dataloaders_every_n_epochs = is_shorter
+        loop._data_source.instance = loop._combined_loader.iterables  # the same loader again
+
+
+def _fit_loop_of(caller: Any) -> Any:
+    """Return the Trainer's fit loop if one of its methods called the caller, else None."""
+    loop = caller.f_back and caller.f_back.f_locals.get("self")
+    return loop if type(loop).__name__ == "_FitLoop" else None
+
+
+def _has_ended_epoch(loop: Any) -> bool:
+    """Return whether the step of an epoch's last batch is done. It isn't if an exception ended it."""
+    batches = loop and loop.epoch_loop.batch_progress
+    return bool(batches and batches.is_last_batch and batches.current.ready == batches.current.processed)

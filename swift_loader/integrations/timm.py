@@ -14,10 +14,10 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("swift_loader.integrations.timm needs timm: pip install timm", name="timm") from error
 
 from swift_loader.dataloader.dataloader import DataLoader
-from swift_loader.integrations import converted
+from swift_loader.dataloader.options import converted
 
 
-def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **options: Any) -> Any:
+def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **options: Any) -> Any:  # noqa: ARG001
     """Return what `timm.data.create_loader` returns.
 
     Args:
@@ -25,7 +25,6 @@ def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **opti
         use_multi_epochs_loader: Does nothing: workers stay from epoch to epoch anyway.
         options: As of `timm.data.create_loader`.
     """
-    del use_multi_epochs_loader
     loader = timm.data.create_loader(*arguments, **options)
     if not hasattr(loader, "loader"):
         return converted(loader, DataLoader)

@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler
 
 from swift_loader.checks import check_integer
 from swift_loader.dataloader.dataloader import DataLoader
-from swift_loader.integrations import converted
+from swift_loader.dataloader.options import converted
 from swift_loader.ranks.ranks import expected_ranks, find_ranks
 from swift_loader.samplers.base import chain_of
 from swift_loader.sampling.permutation import Purpose, derive_key

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from swift_loader import DataLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled, sample_rng
-from swift_loader.integrations import converted
+from swift_loader.dataloader.options import converted
 from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.datasets import identity
 from tests.support.helpers import exhaustive_unless, wait_until

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
+
+from tests.support.helpers import run_script
 
 
 @pytest.mark.parametrize(
@@ -26,3 +29,15 @@ def test_a_missing_framework_is_an_import_error_that_says_what_to_install(
 
     with pytest.raises(ImportError, match=hint):
         import_module(f"swift_loader.integrations.{module}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_callbacks_are_of_the_package_that_the_program_imports(package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    code = f"""
+import {package} as pl
+from swift_loader.integrations.lightning import LoaderStateCallback, OnExceptionCheckpoint
+assert issubclass(LoaderStateCallback, pl.Callback) and OnExceptionCheckpoint is pl.callbacks.OnExceptionCheckpoint
+"""
+    run_script(code, folder=tmp_path, options=["-W", "ignore"])
