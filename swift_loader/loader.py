@@ -213,7 +213,7 @@ class SwiftLoader(Closing):
         self._set_up(Options.of(given))
 
     def _set_up(self, options: Options, run: Run | None = None, dataset: Any = None) -> None:
-        run = Run(options.order_settings(), options.sampling.chosen) if run is None else run
+        run = Run(options.order_settings(), options.sampling.fixed) if run is None else run
         self._lifecycle = Lifecycle(options, run, dataset)
 
     @property

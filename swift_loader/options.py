@@ -45,7 +45,7 @@ from swift_loader.sampling.mixture import mix_of
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.run import fixed_fields
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler.queues import Limits, chosen_in_flight
+from swift_loader.scheduler.queues import Limits, default_in_flight
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
@@ -161,7 +161,7 @@ class SamplingOptions:
     uneven: Uneven = option("uneven", check_choice, Uneven)
 
     @property
-    def chosen(self) -> frozenset[str]:
+    def fixed(self) -> frozenset[str]:
         """The fields of a state that the user set explicitly."""
         return fixed_fields(seed=self.seed, shuffle=self.shuffle, window=self.window)
 
@@ -381,7 +381,7 @@ class DeliveryOptions:
         if limit < number:
             warn(
                 f"data_queue_size={limit} keeps at most {limit} of worker_per_consumer={number} workers busy. Leave "
-                f"data_queue_size out to get {chosen_in_flight(number, in_order=self.in_order)}, give at least "
+                f"data_queue_size out to get {default_in_flight(number, in_order=self.in_order)}, give at least "
                 f"{number}, or start fewer workers"
             )
 

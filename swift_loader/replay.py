@@ -163,7 +163,7 @@ def _find(
     options = _options_for_one_batch(loader, batch_size, world_size)
     if is_of_run and loader is not source:
         loader.close()  # the user's function may have started it
-    _check_run(options, saved, num_samples, options.sampling.chosen if is_of_run else frozenset())
+    _check_run(options, saved, num_samples, options.sampling.fixed if is_of_run else frozenset())
     world_size = options.sampling.world_size or 1
     ranks = Ranks(check_integer("rank", rank, 0, world_size - 1), world_size, "the past run")
     plan = Plan.of(num_samples, replace(options.sampling.plan_settings(saved.order, ranks), skips=saved.skips))
@@ -220,9 +220,9 @@ def _options_for_one_batch(loader: SwiftLoader, batch_size: int | None, world_si
     )
 
 
-def _check_run(options: Options, saved: Checkpoint, num_samples: int, chosen: frozenset[str]) -> None:
+def _check_run(options: Options, saved: Checkpoint, num_samples: int, fixed: frozenset[str]) -> None:
     """Raise or warn if this can't be the dataset or the loader of the run."""
-    run = Run(options.order_settings(), chosen)
+    run = Run(options.order_settings(), fixed)
     run.load_state_dict(saved.to_dict())
     run.note_length(num_samples)
     if options.workers.rng is not Rng.SAMPLE:

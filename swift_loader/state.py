@@ -14,7 +14,7 @@ from swift_loader.errors import SwiftLoaderError, counted
 from swift_loader.pipeline.epochs import PipelineState
 from swift_loader.replay import dicts, read_file
 from swift_loader.samplers.base import FORMS, VERSION
-from swift_loader.sampling.integers import TEXT, check_state, field_of, kind_of, shown
+from swift_loader.sampling.integers import TEXT, check_state, field_of, shown, state_kind
 from swift_loader.sampling.run import Checkpoint
 
 _MAX_ROWS = 8
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     found, errors = list[tuple[str, ...]](), list[str]()
     try:
         for place, node in dicts(read_file(arguments.file, unpickle=arguments.unpickle)):
-            kind, name = kind_of(node), ".".join(place)
+            kind, name = state_kind(node), ".".join(place)
             if kind and not any(place[: len(outer)] == outer for outer in found):  # a sampler's is inside
                 found.append(place)
                 try:

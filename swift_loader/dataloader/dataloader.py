@@ -205,7 +205,7 @@ class DataLoader(Closing, TorchDataLoader[_Batch_co]):
             generator = torch.Generator()
         is_auto = num_workers == "auto"
         others = {"multiprocessing_context": multiprocessing_context, "num_workers": "auto" if is_auto else None}
-        num_workers = options.num_of_actors(executor, options.first_number(num_workers), others, worker_type)
+        num_workers = options.num_of_actors(executor, options.checked_num_workers(num_workers), others, worker_type)
         newer: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,

@@ -33,7 +33,7 @@ from torch.utils.data import (
 
 from swift_loader.batch.digests import difference
 from swift_loader.batch.tree import search
-from swift_loader.dataloader.options import GENERATORS
+from swift_loader.dataloader.options import GENERATOR_KINDS
 from swift_loader.dataloader.state import (
     DrawsState,
     SamplerState,
@@ -129,7 +129,7 @@ class Draws:
         if self.seed is not None:
             self._generator.manual_seed(derive_key(self.seed, Purpose.GENERATOR.value, epoch))
         own, draws_seed = self._source.pack_generators(), base_seed is None
-        before = states_of(_GENERATORS) if self._source.may_draw else None
+        before = states_of(_GLOBAL_GENERATORS) if self._source.may_draw else None
         if not isinstance(self._source.sampler, ResumableSampler):
             self._start = self._source.state_of_sampler()
         self._iterator = self._source.iterate()
@@ -142,7 +142,7 @@ class Draws:
         if self.seed is not None:
             self._state_at_first = self._generator.get_state()
         if before is not None:
-            self._untold = before, states_of(_GENERATORS)
+            self._untold = before, states_of(_GLOBAL_GENERATORS)
         return DrawsState(
             base_seed, epoch, 0, of_sampler, generators=own, draws_seed=draws_seed, begins_twice=begins_twice
         )
@@ -272,13 +272,13 @@ def before_first(loader: DataLoader[Any]) -> DrawsState:
 States = dict[str, Any]
 """States of global generators, by name."""
 
-_GENERATORS: dict[str, Any] = {"torch": torch.default_generator, "python": random, "numpy": np.random}
+_GLOBAL_GENERATORS: dict[str, Any] = {"torch": torch.default_generator, "python": random, "numpy": np.random}
 """What has the state of each."""
 
 
 def states_of(names: Iterable[str]) -> States:
     """Return the present states of these global generators."""
-    return {name: random.getstate() if name == "python" else _GENERATORS[name].get_state() for name in names}
+    return {name: random.getstate() if name == "python" else _GLOBAL_GENERATORS[name].get_state() for name in names}
 
 
 def _changed_since(before: States) -> list[str]:
@@ -291,10 +291,10 @@ def _applied(states: States) -> Iterator[None]:
     """Set the generators to these states, and afterwards to those that they had before."""
     before = states_of(states)
     try:
-        set_states(_GENERATORS, states)
+        set_states(_GLOBAL_GENERATORS, states)
         yield
     finally:
-        set_states(_GENERATORS, before)
+        set_states(_GLOBAL_GENERATORS, before)
 
 
 # A loader's sampler: an iterator over the indices of each batch, its state, and the epochs that `set_epoch` sets ------
@@ -328,8 +328,8 @@ class LoaderSampler:
         found = [one for one in named if isinstance(one, torch.Generator)]
         if not self.is_stateful:  # else its state has what it draws from
             users = [one for one in self.samplers if not type(one).__module__.startswith(("torch.utils.", _OURS))]
-            found += search(users, lambda thing: type(thing) in GENERATORS or _holds_data(thing, loader.dataset))
-            found = [one for one in found if type(one) in GENERATORS and one not in _GLOBAL]  # no SystemRandom
+            found += search(users, lambda thing: type(thing) in GENERATOR_KINDS or _holds_data(thing, loader.dataset))
+            found = [one for one in found if type(one) in GENERATOR_KINDS and one not in _GLOBAL]  # no SystemRandom
         self.generators = list({id(one): one for one in found}.values())
         """What the loader and the samplers draw from, each once."""
         self._settable = [sampler for sampler in self.samplers if hasattr(sampler, "set_epoch")]

@@ -161,7 +161,7 @@ class LoaderIterator(  # type: ignore[misc] # torch's `__iter__` is the same
 
     def _seek(self) -> None:
         before, loader = self._progress, self._loader()
-        if before.goes_on():
+        if before.can_continue():
             return
         if loader is None:
             raise SwiftLoaderError(

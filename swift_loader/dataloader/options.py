@@ -119,7 +119,7 @@ def _check_threads(loader: DataLoader[Any]) -> None:
         )
 
 
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+GENERATOR_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 """Kinds of generators that a program may have of its own."""
 
 # The number of workers may change if no batch shows which worker has built it -----------------------------------------
@@ -137,10 +137,10 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
         return False
     if not delivery_of(loader).uses_threads and rng_of(loader) is not Rng.SAMPLE:
         return True
-    return any(search([loader.dataset, loader.collate_fn], lambda thing: issubclass(type(thing), GENERATORS)))
+    return any(search([loader.dataset, loader.collate_fn], lambda thing: issubclass(type(thing), GENERATOR_KINDS)))
 
 
-def first_number(num_workers: Any) -> int:
+def checked_num_workers(num_workers: Any) -> int:
     """Return the number of workers to begin with. Raises `TypeError` if it is no number, and not `"auto"`."""
     if isinstance(num_workers, str) and num_workers == AUTO:
         return AutoWorkers(1)

@@ -107,7 +107,7 @@ class LoaderSource(Progress):
         """Do what comes before a batch is taken. Return what comes instead of one."""
         raise NotImplementedError
 
-    def goes_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Return whether the next `take` gives what the loop hasn't got, although an exception has ended the last.
 
         So it is without workers, if what an iterator has given is known. Raises `SwiftLoaderError` if it can't be had
@@ -359,7 +359,7 @@ class StreamSource(LoaderSource, StreamRounds):
         if self._copies is not None:
             self._copies.warn()
 
-    def goes_on(self) -> bool:
+    def can_continue(self) -> bool:
         """See `LoaderSource`."""
         inline = self._inline
         self.is_known = inline is not None and (
@@ -371,7 +371,7 @@ class StreamSource(LoaderSource, StreamRounds):
                 f"can't begin again, so a batch may be lost. Begin a new epoch, or give the dataset a state_dict and a "
                 f"load_state_dict"
             )
-        return super().goes_on()
+        return super().can_continue()
 
     def _count(self, got: Any) -> None:
         if isinstance(got.work, StreamWork):

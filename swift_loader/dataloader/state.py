@@ -37,7 +37,7 @@ from swift_loader.batch.digests import difference
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.samplers.base import chain_of, facts_of_sampler, num_ranks_of
-from swift_loader.sampling.integers import ANYTHING, Form, field_of, from_state, in_state, integer, kind_of, to_state
+from swift_loader.sampling.integers import ANYTHING, Form, field_of, from_state, in_state, integer, state_kind, to_state
 from swift_loader.worker.torch_worker import Resume, Snapshot, is_stateful
 
 SamplerState = tuple[Any, Any]
@@ -75,8 +75,8 @@ def _read_states(packed: Any) -> Any:
 
 _COUNT, _SEED = integer(0, _MAX_INTEGER), integer(-_MAX_INTEGER - 1, _MAX_INTEGER)
 _FLAG = Form("True or False", _read_flag)
-_GENERATORS = Form("the state of a generator", _read_generator).several()
-_STATES = Form("states of global generators", _read_states)
+_GENERATOR_STATES = Form("the state of a generator", _read_generator).several()
+_GLOBAL_STATES = Form("states of global generators", _read_states)
 _MAIN, _WORKERS = "_snapshot._main_snapshot.", "_snapshot._worker_snapshots"
 
 
@@ -111,9 +111,9 @@ class DrawsState:
     """Whether `of_sampler` is as the epoch began, because it doesn't tell the place."""
     of_iterator: Any = in_state(_in_tuple(ANYTHING), f"{_MAIN}_sampler_iter_state", default=None)
     """The state of the sampler's iterator; None if it has none."""
-    generators: list[str] = in_state(_GENERATORS, f"{_MAIN}generators", default_factory=list)
+    generators: list[str] = in_state(_GENERATOR_STATES, f"{_MAIN}generators", default_factory=list)
     """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
-    global_states: dict[str, Any] = in_state(_in_tuple(_STATES), f"{_MAIN}global_states", default_factory=dict)
+    global_states: dict[str, Any] = in_state(_in_tuple(_GLOBAL_STATES), f"{_MAIN}global_states", default_factory=dict)
     """States of the global generators when the epoch began, of those that the sampler has drawn from."""
     is_begun: bool = in_state(_FLAG, f"{_MAIN}is_begun", default=False)
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
@@ -238,7 +238,7 @@ class LoaderPosition:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderPosition:
         """Return the position that a state describes. Raises as `check_state` does, or names a field."""
-        if kind_of(state) == "DataLoader":
+        if state_kind(state) == "DataLoader":
             state = _upgraded(deepcopy(dict(state)))
         position = from_state(cls, state, "DataLoader", VERSION)
         workers, num_workers, draws = position.workers, position.num_workers, position.draws

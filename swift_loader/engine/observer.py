@@ -10,7 +10,7 @@ from swift_loader.metrics.machine import available_cores, available_memory, main
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.report import Report, Teller
-from swift_loader.report.tuning import MAX_BATCHES, Autotuner
+from swift_loader.report.tuning import MAX_WINDOW_BATCHES, Autotuner
 
 
 class Observer:
@@ -54,7 +54,7 @@ class Observer:
         autotuner = self.autotuner
         if autotuner is None or not autotuner.is_due(now_ns := time.perf_counter_ns()):
             return None
-        observations = self.recent(loader, MAX_BATCHES)
+        observations = self.recent(loader, MAX_WINDOW_BATCHES)
         if not autotuner.has_measured(observations, now_ns):
             return None
         return autotuner.decide(observations, now_ns, available_memory())

@@ -17,8 +17,8 @@ from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.runtime import limits_of_processes
 from swift_loader.sampling.plan import Plan
 from swift_loader.sampling.work import Work
-from swift_loader.scheduler.failures import Decision
 from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import out_of_descriptors_error

@@ -21,12 +21,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swift_loader.pipeline.failures import ItemFailure
     from swift_loader.pipeline.pipeline import Pipeline, StageLoader
+    from swift_loader.pipeline.tally import ItemFailure
 
 __all__ = ["ItemFailure", "Pipeline", "StageLoader"]
 
-_HOMES = {"ItemFailure": "failures", "Pipeline": "pipeline", "StageLoader": "pipeline"}
+_HOMES = {"ItemFailure": "tally", "Pipeline": "pipeline", "StageLoader": "pipeline"}
 
 
 def __getattr__(name: str) -> Any:

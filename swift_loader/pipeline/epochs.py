@@ -12,10 +12,10 @@ from swift_loader.engine.iterator import IteratorState, LoopIterator, ShownItera
 from swift_loader.errors import LoaderClosed, StateMismatch, SwiftLoaderError, warn
 from swift_loader.executors.calls import CoroutineLoop
 from swift_loader.options import default_seed
-from swift_loader.pipeline.failures import Tally
-from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
+from swift_loader.pipeline.run import PipelineRun, SourceBegin, SourceStates
 from swift_loader.pipeline.sources import WHOLE, Chain, ShardPlace
 from swift_loader.pipeline.stage import Item, Place
+from swift_loader.pipeline.tally import Tally
 from swift_loader.ranks.agreement import RankVotes
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
@@ -81,7 +81,7 @@ class PipelineState:
 
 
 @dataclass
-class Position(Progress):
+class PipelinePosition(Progress):
     """Where a loop is in its epoch."""
 
     chain: Chain
@@ -138,17 +138,17 @@ class PipelineIterator(LoopIterator):
     The first `next` begins the epoch: frameworks call `iter` early, and then load a state or set the epoch.
     """
 
-    _progress: Position
+    _progress: PipelinePosition
 
     def __init__(self, epochs: Epochs) -> None:
         """Begin nothing yet."""
         super().__init__(Turn())
         self._epochs = epochs
-        self.run: Run | None = None
+        self.run: PipelineRun | None = None
         """What runs; None before the first `next`, and once it was closed or handed over."""
-        self._owned: Run | None = None
+        self._owned: PipelineRun | None = None
         """What is to be closed: the same, and a run that is being handed over."""
-        self.idle: list[Run] = []
+        self.idle: list[PipelineRun] = []
         """Gets the run at the end of the epoch, if it goes on with the next one."""
         self.position_before = epochs.position
         """That of the last iterator when this one was to begin."""
@@ -180,7 +180,7 @@ class PipelineIterator(LoopIterator):
             raise
         self._go_on(run, position)
 
-    def _go_on(self, run: Run | None, position: Position) -> None:
+    def _go_on(self, run: PipelineRun | None, position: PipelinePosition) -> None:
         self.run, self._progress = run, position
         self._owner = None if run is None else run.owner
         if self._error is not None:  # another thread closed the pipeline, when not all of it was there
@@ -194,7 +194,7 @@ class PipelineIterator(LoopIterator):
         if (position := self._epochs.reopen(self)) is not None:
             self._go_on(self.run, position)
 
-    def own(self, run: Run) -> None:
+    def own(self, run: PipelineRun) -> None:
         """Use this run, and close it at the end. Called before it starts anything."""
         self._closing = weakref.finalize(self, run.close)
         self.run = self._owned = run
@@ -311,7 +311,7 @@ class Epochs:
         self._begun: list[weakref.ref[PipelineIterator]] = []
         """All iterators that have begun, and live. Any thread adds, and removes."""
         self._latest: weakref.ref[PipelineIterator] | None = None
-        self.position: Position | None = None
+        self.position: PipelinePosition | None = None
         """Of the latest iterator."""
         self.tally = Tally()
         """The counts of the latest run; empty before the first."""
@@ -321,13 +321,13 @@ class Epochs:
     def _settle(self) -> None:
         """Have a run and a loop of this process. In a fork, those there are belong to the parent."""
         self._maker = ProcessOwner()
-        self._idle: list[Run] = []
+        self._idle: list[PipelineRun] = []
         """The run of a continuous source, between two epochs."""
         self._event_loop = CoroutineLoop()
         """Stays from one epoch to the next: sessions of the user's belong to it."""
         weakref.finalize(self, _free, self._idle, self._event_loop)
 
-    def begin(self, iterator: PipelineIterator) -> tuple[Run, Position, list[Run]]:
+    def begin(self, iterator: PipelineIterator) -> tuple[PipelineRun, PipelinePosition, list[PipelineRun]]:
         """Begin the next epoch for an iterator.
 
         Return what runs, a position that the iterator moves, and the list that gets the run at the end of the epoch, if
@@ -371,12 +371,12 @@ class Epochs:
         self.position, self.tally, self._next_epoch = position, run.tally, following
         return run, position, self._idle
 
-    def _position_of(self, run: Run, state: PipelineState, *, passes_end: bool) -> Position:
+    def _position_of(self, run: PipelineRun, state: PipelineState, *, passes_end: bool) -> PipelinePosition:
         shards = [split.place for split in self.chain.splits]
         begun = replace(state, told=self._told, parameters=self.chain.parameters, lengths=(), shards=shards)
-        return Position(self.chain, begun, run.sources, passes_end, state.place)
+        return PipelinePosition(self.chain, begun, run.sources, passes_end, state.place)
 
-    def reopen(self, iterator: PipelineIterator) -> Position | None:
+    def reopen(self, iterator: PipelineIterator) -> PipelinePosition | None:
         """Open another run for an iterator, where its loop is. Return the position; None if it hasn't begun.
 
         Raises `SwiftLoaderError` if an item may be lost, because the source or the order of the results can't be
@@ -435,7 +435,7 @@ class Epochs:
     def _at_start(self, epoch: int, sources: Sequence[Any] = (), told: int | None = None) -> PipelineState:
         return PipelineState(epoch, None, self._seed, self.chain.parameters, sources, told, shards=())
 
-    def _open(self, state: PipelineState, iterator: PipelineIterator) -> Run:
+    def _open(self, state: PipelineState, iterator: PipelineIterator) -> PipelineRun:
         """Open a run. The sources are told their epoch, if they were told it where the state was taken.
 
         Raises `StateMismatch` for a source of another length, and what starting its processes raised. Leaves nothing
@@ -454,7 +454,7 @@ class Epochs:
         wheres = chain.origin.sources_at(place[0], state.epoch)
         known = zip(plains, wheres, (*state.lengths, *unknown), at_start, (*state.sources, *unknown), strict=False)
         sources = [SourceStates(own, plain.length(saved), *states) for plain, (own, _), saved, *states in known]
-        run = Run(tally, sources, self._event_loop, tells_epochs=self._told is not None)
+        run = PipelineRun(tally, sources, self._event_loop, tells_epochs=self._told is not None)
         iterator.own(run)
         try:
             run.passes = chain.open(place, iter(run.sources), run, state.seed, state.epoch)
@@ -535,7 +535,7 @@ class Epochs:
     # What they do -----------------------------------------------------------------------------------------------------
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> PipelineRun | None:
         """What runs for the latest iterator; None if nothing does."""
         iterator = None if self._latest is None else self._latest()
         return None if iterator is None else iterator.run
@@ -568,11 +568,11 @@ def _listed(parameters: Sequence[str]) -> str:
     return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
 
 
-def _free(idle: list[Run], event_loop: CoroutineLoop) -> None:
+def _free(idle: list[PipelineRun], event_loop: CoroutineLoop) -> None:
     _close_all(idle)
     event_loop.close()
 
 
-def _close_all(idle: list[Run]) -> None:
+def _close_all(idle: list[PipelineRun]) -> None:
     while idle:
         idle.pop().close()

@@ -16,7 +16,7 @@ from typing import Any
 
 from swift_loader.executors.calls import call_soon
 from swift_loader.executors.crew import CrewWorker
-from swift_loader.pipeline.stage import LoopRelay, Marker, Relay, RelayStage, Rest, RestStage, Stage
+from swift_loader.pipeline.stage import LoopRelay, Marker, Relay, RelayStage, RestStage, Stage, StartedGenerator
 from swift_loader.sampling.work import IndexWork
 from swift_loader.scheduler.messages import Answered, Send
 from swift_loader.worker.fetch import POSITION_BITS
@@ -139,7 +139,7 @@ MAX_POURED = 2
 """How many results of one generator may wait for the loop, in order."""
 
 
-class Job:
+class FunctionJob:
     """Answers tasks with what a function returns for an item, in worker threads.
 
     `sample_rng()` in the function is keyed by the seed and the item.
@@ -184,25 +184,25 @@ class Job:
         """Let no thread wait for room any more. Any thread. Idempotent."""
 
 
-class Step(Job):
+class Step(FunctionJob):
     """Takes one result of a generator."""
 
     stage = RestStage
 
-    def _answer(self, task: Send, value: Any) -> Rest:
-        if isinstance(value, Rest):
+    def _answer(self, task: Send, value: Any) -> StartedGenerator:
+        if isinstance(value, StartedGenerator):
             key_this_thread(value.fetching)
             rest = value
         else:
             fetching = self._key(task)
-            rest = Rest(iter(self._function(value)), fetching)
+            rest = StartedGenerator(iter(self._function(value)), fetching)
         try:
-            return Rest(rest.results, rest.fetching, next(rest.results))
+            return StartedGenerator(rest.results, rest.fetching, next(rest.results))
         except StopIteration:
-            return Rest(None, is_over=True)
+            return StartedGenerator(None, is_over=True)
 
 
-class Pour(Job):
+class Pour(FunctionJob):
     """Pours a generator's results into a relay."""
 
     stage = RelayStage
@@ -228,8 +228,8 @@ class Pour(Job):
             relay.stop()
 
 
-class AwaitedJob(Job):
-    """The same as `Job` for a coroutine function, on an event loop. Nothing is keyed."""
+class AwaitedJob(FunctionJob):
+    """The same as `FunctionJob` for a coroutine function, on an event loop. Nothing is keyed."""
 
     async def __call__(self, task: Send, worker: CrewWorker) -> None:
         """Do a task. It catches all that the function raises."""
@@ -253,12 +253,12 @@ class AwaitedStep(AwaitedJob):
 
     stage = RestStage
 
-    async def _awaited_answer(self, value: Any) -> Rest:
-        results = value.results if isinstance(value, Rest) else aiter(self._function(value))
+    async def _awaited_answer(self, value: Any) -> StartedGenerator:
+        results = value.results if isinstance(value, StartedGenerator) else aiter(self._function(value))
         try:
-            return Rest(results, None, await anext(results))
+            return StartedGenerator(results, None, await anext(results))
         except StopAsyncIteration:
-            return Rest(None, is_over=True)
+            return StartedGenerator(None, is_over=True)
 
 
 class AwaitedPour(AwaitedJob):
@@ -272,8 +272,8 @@ class AwaitedPour(AwaitedJob):
         return relay
 
 
-JOBS: dict[Kind, tuple[type[Job], type[Job]]] = {
-    Kind.FUNCTION: (Job, Job),
+JOBS: dict[Kind, tuple[type[FunctionJob], type[FunctionJob]]] = {
+    Kind.FUNCTION: (FunctionJob, FunctionJob),
     Kind.COROUTINE: (AwaitedJob, AwaitedJob),
     Kind.GENERATOR: (Pour, Step),
     Kind.ASYNC_GENERATOR: (AwaitedPour, AwaitedStep),

@@ -16,11 +16,11 @@ from swift_loader.executors.wording import Explainer
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
-from swift_loader.pipeline.failures import in_stage_words
 from swift_loader.pipeline.functions import JOBS, Function, Submitted
-from swift_loader.pipeline.nodes import Node, Unbatch
-from swift_loader.pipeline.run import Run
+from swift_loader.pipeline.nodes import Node, UnbatchNode
+from swift_loader.pipeline.run import PipelineRun
 from swift_loader.pipeline.stage import ItemWork, Marker, Opening, Passes, Stage
+from swift_loader.pipeline.tally import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.sampling.work import Work
 from swift_loader.scheduler.queues import Limits
@@ -149,7 +149,7 @@ class OutputOrder(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Map(Node):
+class MapNode(Node):
     """Calls a function with each item."""
 
     function: Function
@@ -177,7 +177,7 @@ class Map(Node):
         """Not if items are left out, or give any number of results."""
         return not (self.counts or self.skips_failures)
 
-    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
+    def open(self, passes: Passes, opening: Opening, run: PipelineRun) -> Passes:
         """Start the workers."""
         in_order, is_generator, is_process = self.is_exact, self.counts, self.where is Where.PROCESS
         limits = Limits(self.max_in_flight, self.max_in_flight, in_order=in_order)
@@ -194,7 +194,7 @@ class Map(Node):
             stage = Stage(passes, executor, settings, policy, self.concurrency)
             run.start(stage, plan)
             results = stage.passes(opening)
-            return Unbatch().flows(results, opening) if is_generator else results
+            return UnbatchNode().flows(results, opening) if is_generator else results
         in_turn, as_ready = JOBS[self.function.kind]
         job = (in_turn if in_order else as_ready)(self.function, opening.key, self.timeout_s)
         loop = run.event_loop.enter() if self.where is Where.LOOP else None

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
-from swift_loader.pipeline.failures import StageStats, explained
 from swift_loader.pipeline.functions import Function, Kind, awaited
-from swift_loader.pipeline.run import Run, counted
+from swift_loader.pipeline.run import PipelineRun, counted
 from swift_loader.pipeline.stage import Filler, Item, Opening, Passes, Place, Relay
+from swift_loader.pipeline.tally import StageStats, explained
 from swift_loader.ranks.ranks import Ranks, find_ranks
 from swift_loader.sampling.permutation import derive_key
 
@@ -37,7 +37,7 @@ class Node:
     is_even = False
     """Whether as many items give as many results on each rank. Then all ranks are at the same place."""
 
-    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
+    def open(self, passes: Passes, opening: Opening, run: PipelineRun) -> Passes:
         """Return its results in a run. Its threads begin to work."""
         return self.flows(passes, opening, run.tally.note(self.describe()))
 
@@ -62,7 +62,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter(Node):
+class FilterNode(Node):
     """Keeps the items for which a function returns true."""
 
     predicate: Function
@@ -91,12 +91,12 @@ class Filter(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class DropNone(Node):
+class DropNoneNode(Node):
     """Leaves out items that are None: what a function returned that has no result for its item."""
 
     keeps_number = True
 
-    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:  # noqa: ARG002
+    def open(self, passes: Passes, opening: Opening, run: PipelineRun) -> Passes:  # noqa: ARG002
         """It isn't counted: it belongs to the stage before it."""
         return self.flows(passes, opening)
 
@@ -110,7 +110,7 @@ class DropNone(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Node):
+class BatchNode(Node):
     """Collects items in lists. With `drop_last`, leaves out a list that isn't full."""
 
     batch_size: int
@@ -149,7 +149,7 @@ def gives_names(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Unbatch(Node):
+class UnbatchNode(Node):
     """Gives the elements of each item. The items' values are iterables, whose errors name the item."""
 
     counts = True
@@ -178,7 +178,7 @@ class Unbatch(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle(Node):
+class ShuffleNode(Node):
     """Gives each time a random one of the next `buffer_size` items."""
 
     buffer_size: int
@@ -220,7 +220,7 @@ class Shuffle(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch(Node):
+class PrefetchNode(Node):
     """Works ahead of downstream, in a thread."""
 
     num_items: int
@@ -231,7 +231,7 @@ class Prefetch(Node):
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.num_items, 1)
 
-    def open(self, passes: Passes, opening: Opening, run: Run) -> Passes:
+    def open(self, passes: Passes, opening: Opening, run: PipelineRun) -> Passes:
         """Begin to pull. At most `num_items` wait for downstream."""
         stats = run.tally.note("prefetch")
         relay: Relay[Item] = Relay(self.num_items, timeout_s=self.timeout_s, late="no item came", state=run.tally)
@@ -248,7 +248,7 @@ class Prefetch(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Cache(Node):
+class CacheNode(Node):
     """Gives the first items again and again. Upstream isn't pulled any more once `num_items` came."""
 
     num_items: int
@@ -283,7 +283,7 @@ class Cache(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard(Node):
+class ShardNode(Node):
     """Keeps the items of one rank: every `world_size`-th one. The items are the same ones on all ranks."""
 
     rank: int | None

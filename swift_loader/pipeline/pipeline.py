@@ -18,19 +18,19 @@ from swift_loader.checks import (
     check_seconds,
     check_skips,
 )
+from swift_loader.pipeline import nodes
 from swift_loader.pipeline.epochs import Epochs, PipelineIterator, ShownPipelineIterator
-from swift_loader.pipeline.failures import ItemFailure
 from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
-from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
-from swift_loader.pipeline.nodes import Batch, Cache, DropNone, Filter, Node, Prefetch, Shard, Shuffle, Unbatch
+from swift_loader.pipeline.maps import MAX_CONCURRENCY, MapNode, OutputOrder, Where
 from swift_loader.pipeline.sources import Chain, Gathered, Join, OnEnd, Plain, check_source
+from swift_loader.pipeline.tally import ItemFailure
 from swift_loader.report.report import Report, html_table
 from swift_loader.runtime import Closing
 from swift_loader.sampling.mixture import Changes, changes_of
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _Other = TypeVar("_Other")
-_Weights = Sequence[float] | Mapping[str, float]
+_GivenWeights = Sequence[float] | Mapping[str, float]
 
 
 class _Indexed(Protocol[_Item_co]):
@@ -106,7 +106,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         pipeline._set_up(chain, seed)  # noqa: SLF001 - of this class
         return pipeline
 
-    def _with(self, node: Node) -> Pipeline[Any]:
+    def _with(self, node: nodes.Node) -> Pipeline[Any]:
         return Pipeline._made(replace(self._chain, nodes=(*self._chain.nodes, node)), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         limit = check_skips(on_error, max_errors)
         waiting = check_optional_integer("buffer_size", buffer_size, 0)
         return self._with(
-            Map(
+            MapNode(
                 chosen,
                 workers,
                 where,
@@ -219,26 +219,26 @@ class Pipeline(Closing, Generic[_Item_co]):
 
     def filter(self, predicate: Callable[[_Item_co], bool]) -> Pipeline[_Item_co]:
         """Keep the items for which the function returns true. It runs on one thread."""
-        return self._with(Filter(Function.of(predicate)))
+        return self._with(nodes.FilterNode(Function.of(predicate)))
 
     def drop_none(self: Pipeline[_Other | None]) -> Pipeline[_Other]:
         """Leave out items that are None: a function may return None if it has no result for an item."""
-        return self._with(DropNone())
+        return self._with(nodes.DropNoneNode())
 
     def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline[list[_Item_co]]:
         """Collect items in lists of this length. The last one may be shorter, unless `drop_last` leaves it out."""
-        return self._with(Batch(batch_size, drop_last))
+        return self._with(nodes.BatchNode(batch_size, drop_last))
 
     def unbatch(self: Pipeline[Iterable[_Other]]) -> Pipeline[_Other]:
         """Deliver the elements of each item one by one."""
-        return self._with(Unbatch())
+        return self._with(nodes.UnbatchNode())
 
     def shuffle(self, buffer_size: int) -> Pipeline[_Item_co]:
         """Draw each item at random from the next `buffer_size` items. Seed and epoch determine the draws.
 
         A resume pulls the items before the saved place again, so put this stage before expensive ones.
         """
-        return self._with(Shuffle(buffer_size))
+        return self._with(nodes.ShuffleNode(buffer_size))
 
     def prefetch(self, buffer_size: int, *, timeout: float | None = None) -> Pipeline[_Item_co]:
         """Work ahead of the loop, until `buffer_size` items wait for it.
@@ -247,7 +247,7 @@ class Pipeline(Closing, Generic[_Item_co]):
             buffer_size: How many items may wait for the loop.
             timeout: Seconds that the loop waits for an item before it gets `WorkerStalled`. None or 0: no limit.
         """
-        return self._with(Prefetch(buffer_size, check_seconds("timeout", timeout)))
+        return self._with(nodes.PrefetchNode(buffer_size, check_seconds("timeout", timeout)))
 
     def cache(self, num_items: int, *, stop_after: int | None = None) -> Pipeline[_Item_co]:
         """Keep the first items, and repeat them. It shows how fast the loop is if data costs nothing.
@@ -256,7 +256,7 @@ class Pipeline(Closing, Generic[_Item_co]):
             num_items: How many items are kept. After them, the source isn't asked any more.
             stop_after: How many items an epoch has. None: it has no end.
         """
-        return self._with(Cache(num_items, stop_after))
+        return self._with(nodes.CacheNode(num_items, stop_after))
 
     def shard(
         self, rank: int | None = None, world_size: int | None = None, *, equal: bool = True
@@ -273,7 +273,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         """
         if rank is not None and world_size is not None:
             check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
-        pipeline = self._with(Shard(rank, world_size, check_flag("equal", equal)))
+        pipeline = self._with(nodes.ShardNode(rank, world_size, check_flag("equal", equal)))
         pipeline._epochs.find_ranks()  # noqa: SLF001 - of this class
         return pipeline
 
@@ -294,7 +294,7 @@ class Pipeline(Closing, Generic[_Item_co]):
     def mix(
         cls,
         pipelines: Sequence[Pipeline[_Other]] | Mapping[str, Pipeline[_Other]],
-        weights: _Weights | Mapping[int, _Weights] | None = None,
+        weights: _GivenWeights | Mapping[int, _GivenWeights] | None = None,
         *,
         temperature: float = 1.0,
         ramp: bool = False,

@@ -10,20 +10,20 @@ from typing import Any
 
 from swift_loader.errors import NoProcessesLeft
 from swift_loader.executors.calls import CoroutineLoop
-from swift_loader.pipeline.failures import StageStats, Tally
-from swift_loader.pipeline.functions import Job
+from swift_loader.pipeline.functions import FunctionJob
 from swift_loader.pipeline.stage import Filler, Item, Passes, Relay, Stage
+from swift_loader.pipeline.tally import StageStats, Tally
 from swift_loader.runtime import LoaderThread, ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 
-CLOSE_LIMIT_S = 4.0
+RUN_CLOSE_LIMIT_S = 4.0
 """How long `close` waits for threads in all. One that hangs in the user's code is left alone."""
 
 
 MAX_STATES = 1024
 """How many states are kept. Only a stage that restarts with the epoch, as `shuffle`, needs items from that far back."""
 
-Where = tuple[int, int]
+SourcePlace = tuple[int, int]
 """(epoch, number of items before it)."""
 
 SourceBegin = tuple[int, Any]
@@ -41,19 +41,19 @@ class SourceStates:
         self.begin = begin
         self.lengths = {epoch: length}
         """Of the source in each epoch. None: items can't be had by their numbers."""
-        self._states: deque[tuple[Where, Any]] = deque()
+        self._states: deque[tuple[SourcePlace, Any]] = deque()
         """In the order of the items."""
         for known in (at_start, begin):
             if known is not None:
                 self.note((epoch, known[0]), known[1])
 
-    def note(self, where: Where, state: Any) -> None:
+    def note(self, where: SourcePlace, state: Any) -> None:
         """Record the state at an item."""
         self._states.append((where, state))
         if len(self._states) > MAX_STATES:
             self._states = deque([*self._states][::2])  # with fewer of them, more items are drawn again
 
-    def latest(self, where: Where) -> SourceBegin | None:
+    def latest(self, where: SourcePlace) -> SourceBegin | None:
         """Return the last state that isn't after an item, with its number. Forgets those before it."""
         states = self._states  # the other thread may replace it
         while len(states) > 1 and states[1][0] <= where:
@@ -84,7 +84,7 @@ class _LoopUser:
         self._shared.leave(self, limit_s)
 
 
-class Run:
+class PipelineRun:
     """What runs for one iterator over a pipeline. One thread opens it; any thread may close it."""
 
     def __init__(
@@ -104,13 +104,13 @@ class Run:
         """The epochs after it."""
         self.event_loop = _LoopUser(event_loop)
         """Runs in a thread of its own from the first `enter` on, until the run is closed."""
-        self._parts: list[Stage | Relay[Item] | Job] = []
+        self._parts: list[Stage | Relay[Item] | FunctionJob] = []
         """What is stopped, before any thread is waited for."""
         self._fillers: list[Filler] = []
         self.owner = ProcessOwner()
         """Another process can't use the run."""
 
-    def start(self, stage: Stage, plan: PlanSettings, *jobs: Job) -> None:
+    def start(self, stage: Stage, plan: PlanSettings, *jobs: FunctionJob) -> None:
         """Start a stage. `plan`: what its workers know about the items. `jobs` are stopped with it."""
         self._parts += (*jobs, stage)
         stage.start(plan)
@@ -133,7 +133,7 @@ class Run:
         """End all threads and processes. Idempotent. Any thread. Does nothing in a fork, which has none of them."""
         if not self.owner.is_here():
             return
-        deadline_s = time.monotonic() + CLOSE_LIMIT_S
+        deadline_s = time.monotonic() + RUN_CLOSE_LIMIT_S
         self.tally.ended_s = self.tally.ended_s or time.perf_counter()
         for part in self._parts:
             part.stop()

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.errors import LoaderClosed, StateMismatch
-from swift_loader.pipeline.failures import explained
 from swift_loader.pipeline.functions import name_of
-from swift_loader.pipeline.nodes import Node, Shard, Shuffle, gives_names
-from swift_loader.pipeline.run import Run, SourceBegin, SourceStates
+from swift_loader.pipeline.nodes import Node, ShardNode, ShuffleNode, gives_names
+from swift_loader.pipeline.run import PipelineRun, SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes, Place, Relay
-from swift_loader.sampling.mixture import Changes, Segment
+from swift_loader.pipeline.tally import explained
+from swift_loader.sampling.mixture import Changes, MixPhase
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.worker.stream import forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_worker import is_stateful
@@ -84,7 +84,7 @@ class Past:
 class SourceReader:
     """Reads a source in a run, on the thread that pulls. An async source is drawn by the event loop's thread."""
 
-    def __init__(self, plain: Plain, states: SourceStates, run: Run, epoch: int) -> None:
+    def __init__(self, plain: Plain, states: SourceStates, run: PipelineRun, epoch: int) -> None:
         """Read this source. `states` get the source's states."""
         self._plain = plain
         self._source = source = plain.source
@@ -181,7 +181,7 @@ class SourceReader:
             yield value
 
     def _drawn(self, loop: asyncio.AbstractEventLoop, noting: SourceReader | None) -> Iterator[Any]:
-        relay = _Draws(loop, noting)
+        relay = _SourceRelay(loop, noting)
         relay.source = aiter(self._source)
         drawing = asyncio.run_coroutine_threadsafe(relay.pour_async(), loop)
         closed = LoaderClosed("the pipeline was closed while its source began an epoch")
@@ -201,7 +201,7 @@ class SourceReader:
             self._states.note((self._epoch, self._num_drawn), state_of(self._source))
 
 
-class _Draws(LoopRelay[Any]):
+class _SourceRelay(LoopRelay[Any]):
     """What the event loop draws of an async source. The source is ahead of what is taken out of here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reader: SourceReader | None) -> None:
@@ -239,7 +239,7 @@ ShardPlace = tuple[int | None, int] | None
 class Split(NamedTuple):
     """A `shard`, and what the stages around it do."""
 
-    shard: Shard
+    shard: ShardNode
     is_shuffled: bool = False
     """Whether they shuffle before it."""
     is_even: bool = True
@@ -275,7 +275,7 @@ class Split(NamedTuple):
             )
 
 
-WHOLE = Split(Shard(0, 1, is_equal=True), counts=True)
+WHOLE = Split(ShardNode(0, 1, is_equal=True), counts=True)
 """A pipeline without a `shard`."""
 
 
@@ -319,7 +319,7 @@ class Plain:
         """Itself."""
         return [self]
 
-    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:  # noqa: ARG002
+    def open(self, entry: Any, states: Iterator[SourceStates], run: PipelineRun, key: int, epoch: int) -> Passes:  # noqa: ARG002
         """Return the source's items. Pulls nothing yet."""
         return SourceReader(self, next(states), run, epoch).passes(entry)
 
@@ -430,7 +430,7 @@ class Gathered:
         """The sources of all pipelines, in their order."""
         return [plain for chain in self.chains for plain in chain.origin.plains]
 
-    def open(self, entry: Any, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:
+    def open(self, entry: Any, states: Iterator[SourceStates], run: PipelineRun, key: int, epoch: int) -> Passes:
         """Open the pipelines that haven't ended."""
         opened: list[Iterator[Item]] = []
         for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
@@ -520,11 +520,11 @@ def mixed(flows: Sequence[Iterator[Item]], entry: Any, changes: Changes, on_end:
         ]
         present = next(filter(any, given), given[0])  # if all that had a weight have ended, later weights hold
         if present != weights:
-            begin, weights, owed = number, present, Segment(weights, owed).owed_after(number - begin)
+            begin, weights, owed = number, present, MixPhase(weights, owed).owed_after(number - begin)
         if not any(weights):
             return
         until = next((change for change, _ in changes if change > number), None)
-        for chosen in Segment(weights, owed).sources(number - begin):
+        for chosen in MixPhase(weights, owed).sources(number - begin):
             item = next(flows[chosen], None)
             if item is None:
                 if on_end is OnEnd.STOP:
@@ -571,13 +571,13 @@ class Chain:
         """Each `shard` in it, with what other stages do."""
         splits, is_shuffled = self.origin.splits, any(text.startswith("shuffle,") for text in self.origin.parameters)
         for node in self.nodes:
-            is_shuffled |= isinstance(node, Shuffle)
+            is_shuffled |= isinstance(node, ShuffleNode)
             even, counts = node.is_even, node.counts
             splits = [one._replace(is_even=one.is_even and even, counts=one.counts or counts) for one in splits]
-            splits += [Split(node, is_shuffled)] if isinstance(node, Shard) else []
+            splits += [Split(node, is_shuffled)] if isinstance(node, ShardNode) else []
         return splits
 
-    def open(self, place: Place, states: Iterator[SourceStates], run: Run, key: int, epoch: int) -> Passes:
+    def open(self, place: Place, states: Iterator[SourceStates], run: PipelineRun, key: int, epoch: int) -> Passes:
         """Return the results from a place on. Threads begin to work.
 
         `place`: from `Item.after`, or `beginning`. `states`: of each plain source in turn. `run` owns what is opened.

@@ -39,7 +39,7 @@ from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls import CallExecutor, call_soon
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.pipeline.failures import Calls, FailurePolicy, StageStats, Wait, explained, in_stage_words
+from swift_loader.pipeline.tally import Calls, FailurePolicy, StageStats, Wait, explained, in_stage_words
 from swift_loader.runtime import LoaderThread
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import PlanSettings
@@ -470,7 +470,7 @@ def _step_of(after: Place) -> int:
 
 
 @dataclass(slots=True)
-class Rest:
+class StartedGenerator:
     """A generator that has given some of its results. As a value, it is to be continued."""
 
     results: Any
@@ -622,7 +622,7 @@ class RestStage(Stage):
     def _results(self, opening: Opening) -> Iterator[Item]:
         num_results = 0
         for delivery, work in self._deliveries():
-            rest: Rest | None = delivery.batch
+            rest: StartedGenerator | None = delivery.batch
             if rest is None or rest.is_over:
                 self._is_wanted(delivery, work)
                 self._feed.note_done()

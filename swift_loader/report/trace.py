@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from swift_loader.metrics.observations import BATCH, Observations, stage_times
 from swift_loader.sampling.plan import PastPlans
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 _QUARTER_NS = 7_889_238 * 1_000_000_000
 """Kineto, torch.profiler's recorder, counts from a multiple of a quarter of a year after 1970. So do we."""
@@ -65,7 +65,7 @@ def write_trace(
     before, unix_ns, after = min(readings, key=lambda reading: reading[2] - reading[0])
     properties: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     properties["baseTimeNanoseconds"] = unix_ns - unix_ns % _QUARTER_NS
-    theirs: list[Event] = []
+    theirs: list[TraceEvent] = []
     if profile is not None:
         properties = {"baseTimeNanoseconds": 0, **_read(profile)}
         theirs = properties.pop("traceEvents")
@@ -91,7 +91,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return profile
 
 
-class _Row:
+class _TraceRow:
     """A row of spans that don't overlap."""
 
     def __init__(self, tid: int, pid: int, zero_ns: int) -> None:
@@ -104,24 +104,24 @@ class _Row:
         self.free_ns = 0
         """When its last span ends."""
 
-    def event(self, phase: str, name: str, at_ns: int, **more: Any) -> Event:
+    def event(self, phase: str, name: str, at_ns: int, **more: Any) -> TraceEvent:
         """Return an event at a time, which is exact to the nanosecond."""
         ids = {"ph": phase, "cat": "swift_loader", "name": name, "pid": self._pid, "tid": self.tid}
         return {**ids, "ts": round((at_ns - self._zero_ns) / 1000, 3), **more}
 
-    def span(self, name: str, begin_ns: int, end_ns: int, args: Event) -> Event:
+    def span(self, name: str, begin_ns: int, end_ns: int, args: TraceEvent) -> TraceEvent:
         """Return a span. Where it would overlap with the one before, because clocks differ, it begins later."""
         self.begin_ns = max(begin_ns, self.free_ns)
         self.free_ns = max(self.begin_ns, end_ns)
         return self.inner(name, self.begin_ns, self.free_ns, args)
 
-    def arrow(self, phase: str, number: int) -> Event:
+    def arrow(self, phase: str, number: int) -> TraceEvent:
         """Return a point of an arrow: its end where the last span begins, another one where that ends."""
         before_end_ns = min(_US, (self.free_ns - self.begin_ns) // 2)  # clearly within the span
         at_ns = self.begin_ns if phase == "f" else self.free_ns - before_end_ns
         return self.event(phase, "batch", at_ns, id=number, bp="e")
 
-    def inner(self, name: str, begin_ns: int, end_ns: int, args: Event) -> Event:
+    def inner(self, name: str, begin_ns: int, end_ns: int, args: TraceEvent) -> TraceEvent:
         """Return a span within the last one."""
         begin_ns, end_ns = (min(max(at_ns, self.begin_ns), self.free_ns) for at_ns in (begin_ns, end_ns))
         return self.event("X", name, begin_ns, dur=(end_ns - begin_ns) / 1000, args=args)
@@ -136,14 +136,14 @@ class _Trace:
         self._plans = plans
         self._pid = _FIRST_FREE_PID + os.getpid()
         self._loop = self._row(_LOOP_ROW)
-        self._receivers: list[_Row] = []
+        self._receivers: list[_TraceRow] = []
         """As many as decoded at a time."""
-        self._workers: dict[int, _Row] = {}
+        self._workers: dict[int, _TraceRow] = {}
 
-    def _row(self, tid: int) -> _Row:
-        return _Row(tid, self._pid, self._zero_ns)
+    def _row(self, tid: int) -> _TraceRow:
+        return _TraceRow(tid, self._pid, self._zero_ns)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[TraceEvent]:
         """Yield all events, row by row."""
         rows = self._observations.batches
         batches = [dict(zip(BATCH.names or (), row, strict=True)) for row in rows.tolist()]
@@ -159,7 +159,7 @@ class _Trace:
             yield from self._wait_and_step(batch, follower)
         yield from self._names()
 
-    def _build(self, batch: Event) -> Iterator[Event]:
+    def _build(self, batch: TraceEvent) -> Iterator[TraceEvent]:
         """Yield what a worker did for a batch: one span, and in it one for each stage."""
         number, at_ns = batch["worker_id"], batch["began_ns"]
         worker = self._workers.setdefault(number, self._row(_FIRST_WORKER_ROW + number))
@@ -171,7 +171,7 @@ class _Trace:
             at_ns += batch[f"{stage}_ns"]
         yield worker.arrow("s", batch["arrow"])
 
-    def _decode(self, batch: Event) -> Iterator[Event]:
+    def _decode(self, batch: TraceEvent) -> Iterator[TraceEvent]:
         """Yield what a receiver did: on the first row that is free, because several threads may decode at a time."""
         at_ns = batch["received_ns"]
         free = [row for row in self._receivers if row.free_ns <= at_ns]
@@ -183,7 +183,7 @@ class _Trace:
         if _is_built(batch):
             yield receiver.arrow("t", batch["arrow"])
 
-    def _wait_and_step(self, batch: Event, follower: Event | None) -> Iterator[Event]:
+    def _wait_and_step(self, batch: TraceEvent, follower: TraceEvent | None) -> Iterator[TraceEvent]:
         """Yield how the loop got a batch, and what it did with it. How long the last step took isn't known."""
         yield self._loop.event("C", "ready", batch["asked_ns"], args={"batches": batch["num_ready"]})
         yield self._loop.span("wait", batch["asked_ns"], batch["delivered_ns"], batch["args"])
@@ -198,13 +198,13 @@ class _Trace:
             end_ns = batch["delivered_ns"] + batch["copy_ns"]
             yield self._loop.inner("copy", batch["delivered_ns"], end_ns, batch["args"])
 
-    def _args(self, batch: Event) -> Event:
+    def _args(self, batch: TraceEvent) -> TraceEvent:
         args = {name: batch[name] for name in ("epoch", "step", "nbytes")} | {"samples": batch["num_samples"]}
         if self._plans is not None:
             args["indices"] = _shortened(self._plans.indices_of(batch["epoch"], batch["step"], batch["delivered_ns"]))
         return args
 
-    def _names(self) -> Iterator[Event]:
+    def _names(self) -> Iterator[TraceEvent]:
         """Yield the names of the rows, which stand in the order of their ids."""
         in_the_loop = not self._observations.setup.num_workers
         names = {self._loop.tid: "loop"}
@@ -217,11 +217,11 @@ class _Trace:
             yield self._metadata("thread_name", tid, name=name)
             yield self._metadata("thread_sort_index", tid, sort_index=tid)
 
-    def _metadata(self, kind: str, tid: int, **args: Any) -> Event:
+    def _metadata(self, kind: str, tid: int, **args: Any) -> TraceEvent:
         return {"ph": "M", "name": kind, "pid": self._pid, "tid": tid, "args": args}
 
 
-def _is_built(batch: Event) -> bool:
+def _is_built(batch: TraceEvent) -> bool:
     """Return whether the worker's times were measured."""
     return bool(batch["began_ns"] > 0 and batch["build_ns"] > 0)
 

@@ -29,8 +29,8 @@ CHECK_NS = 250_000_000
 WINDOW_S = 3.0
 """A window is at least so long: shorter ones are too noisy for gains of 2 %."""
 
-MIN_BATCHES = 8
-MAX_BATCHES = 4096
+MIN_WINDOW_BATCHES = 8
+MAX_WINDOW_BATCHES = 4096
 BATCHES_PER_WORKER = 2
 """A window has at least so many batches: each worker has then built some."""
 
@@ -77,7 +77,7 @@ PAUSE_FACTOR = 20
 """A loop that takes at least so long between two batches, and so many times as long as usually, did something else: it
 evaluated, or saved a checkpoint."""
 
-MAX_WORKERS = 64
+MAX_TUNED_WORKERS = 64
 MIN_LIMIT = 4
 """A machine with one core may still have so many: they may wait for a disk or a network."""
 
@@ -177,7 +177,7 @@ def room_for(observations: Observations, free_nbytes: int, *, keeps_limit: bool 
     gave stays: more workers than that can't be busy.
     """
     setup, nbytes = observations.setup, observations.batches["nbytes"]
-    most = min(MAX_WORKERS, max(MIN_LIMIT, math.ceil(WORKERS_PER_CORE * setup.cores_per_rank)))
+    most = min(MAX_TUNED_WORKERS, max(MIN_LIMIT, math.ceil(WORKERS_PER_CORE * setup.cores_per_rank)))
     if free_nbytes:
         for_workers = MEMORY_SHARE * free_nbytes / max(1, setup.world_size_here)
         each = WORKER_NBYTES + BATCHES_IN_FLIGHT * (int(np.median(nbytes)) if nbytes.size else 0)
@@ -335,7 +335,7 @@ class _Phase(Enum):
 
 
 @dataclass(slots=True)
-class _Mark:
+class _Measured:
     """What had been measured at some point."""
 
     now_ns: int
@@ -351,7 +351,7 @@ class Autotuner:
         """Begin with the workers that there are. Times are of `time.perf_counter_ns`."""
         self._tuner = Tuner()
         self._phase = _Phase.WARMING
-        self._mark = _Mark(0, 0, 0.0, 0.0)
+        self._mark = _Measured(0, 0, 0.0, 0.0)
         """Where the phase began."""
         self._next_ns = 0
         self._wanted = num_workers
@@ -382,12 +382,12 @@ class Autotuner:
                 self._begin(_Phase.MEASURING, observations, now_ns)
             return False
         is_long = observations.elapsed_s - mark.elapsed_s >= WINDOW_S
-        return is_long and num_new >= max(MIN_BATCHES, BATCHES_PER_WORKER * self._wanted)
+        return is_long and num_new >= max(MIN_WINDOW_BATCHES, BATCHES_PER_WORKER * self._wanted)
 
     def decide(self, observations: Observations, now_ns: int, free_nbytes: int) -> int | None:
         """Return another number of workers, if enough was measured to know a better one.
 
-        `observations`: what was measured until now, with the last `MAX_BATCHES` batches. `free_nbytes`: see `room_for`.
+        `observations`: what was measured until now, with the last `MAX_WINDOW_BATCHES`. `free_nbytes`: see `room_for`.
         """
         mark, wanted = self._mark, self._wanted
         if observations.setup.num_workers != wanted:
@@ -409,4 +409,4 @@ class Autotuner:
 
     def _begin(self, phase: _Phase, observations: Observations, now_ns: int) -> None:
         self._phase = phase
-        self._mark = _Mark(now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s)
+        self._mark = _Measured(now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s)

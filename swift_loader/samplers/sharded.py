@@ -343,7 +343,7 @@ class ShardedSampler(ResumableSampler[_Item]):
         super().load_state_dict(state)
         self._marks = deque([mark])
 
-    def _draws(self, epoch: int, mark: _Mark) -> _Draws[_Item]:
+    def _draws(self, epoch: int, mark: _Mark) -> _DrawnBlocks[_Item]:
         """Return the draws of an epoch, from a mark on."""
         inner: Any = self.inner
         _check_inner(inner, self.num_replicas)
@@ -352,9 +352,9 @@ class ShardedSampler(ResumableSampler[_Item]):
                 choose(epoch)
         if mark.state is not None:
             inner.load_state_dict(mark.state)
-        return _Draws(inner, derive_key(self._seed, _KEY, epoch), mark.position)
+        return _DrawnBlocks(inner, derive_key(self._seed, _KEY, epoch), mark.position)
 
-    def _skip(self, draws: _Draws[_Item], marks: deque[_Mark], num_skipped: int) -> list[_Item]:
+    def _skip(self, draws: _DrawnBlocks[_Item], marks: deque[_Mark], num_skipped: int) -> list[_Item]:
         """Draw so many items again that were drawn before the run was resumed. Return what was drawn beyond them."""
         left: list[_Item] = []
         while num_skipped > len(left):
@@ -363,7 +363,7 @@ class ShardedSampler(ResumableSampler[_Item]):
                 return left
         return left[num_skipped:]
 
-    def _more(self, draws: _Draws[_Item], marks: deque[_Mark], num_wanted: int) -> list[_Item]:
+    def _more(self, draws: _DrawnBlocks[_Item], marks: deque[_Mark], num_wanted: int) -> list[_Item]:
         """Draw blocks until there are so many items, or none are left to draw."""
         items: list[_Item] = []
         while len(items) < num_wanted and not draws.is_over:
@@ -386,7 +386,7 @@ def _state_of(sampler: Any) -> Any:
     return deepcopy(sampler.state_dict()) if hasattr(sampler, "state_dict") else None
 
 
-class _Draws(Generic[_Item]):
+class _DrawnBlocks(Generic[_Item]):
     """Draws the items of one epoch in blocks: the first item alone, then up to each multiple of `BLOCK_ITEMS`.
 
     After its first item, a sampler's state tells its epoch apart from the one before.

@@ -48,7 +48,7 @@ class _OrderedBatchSampler(PlannedBatches):
 
 
 @dataclass(frozen=True, slots=True)
-class _Draws(Order):
+class _WeightedOrder(Order):
     """An order of draws with replacement."""
 
     sums: NDArray[np.float64]
@@ -102,7 +102,7 @@ class WeightedBatchSampler(_OrderedBatchSampler):
         """
         sums = _sums_of(weights)
         self.num_samples = check_integer("num_samples", len(sums) if num_samples is None else num_samples, 1, MAX_EPOCH)
-        self._order = partial(_Draws, self.num_samples, sums=sums)
+        self._order = partial(_WeightedOrder, self.num_samples, sums=sums)
         super().__init__(ranks_of(num_replicas, rank), seed, batch_size, drop_last, uneven)
         self._facts = {"num_samples": self.num_samples, "checksum of weights": zlib.crc32(sums.data)}
 

@@ -143,7 +143,7 @@ def from_state(record: Callable[..., _Record], state: Any, kind: str = "", versi
     return made
 
 
-def kind_of(state: Any) -> str | None:
+def state_kind(state: Any) -> str | None:
     """Return which kind of state this is; None if it is no state."""
     return next((kind for kind, has in _KINDS if isinstance(state, Mapping) and state.keys() >= has), None)
 
@@ -152,7 +152,7 @@ def check_state(state: Any, kind: str, version: int) -> None:
     """Check that a state is a dict of this kind and version."""
     if not isinstance(state, Mapping):
         raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
-    if (found := kind_of(state)) not in (None, kind):
+    if (found := state_kind(state)) not in (None, kind):
         raise StateMismatch(f"the state is of a {found}; pass what the state_dict() of a {kind} returned")
     if "version" not in state:
         keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN_KEYS])

@@ -473,7 +473,7 @@ def _owed_after(num_samples: int, counts: list[int], weights: Weights, owed: Wei
     return tuple(debt + weight / total * num_samples - count for debt, weight, count in each)
 
 
-class Segment:
+class MixPhase:
     """Samples of streams, as long as the weights are constant."""
 
     def __init__(self, weights: Weights, owed: Weights) -> None:

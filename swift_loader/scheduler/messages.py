@@ -16,7 +16,7 @@ from typing import Any
 from swift_loader.errors import WorkerDied
 from swift_loader.sampling.work import Work
 from swift_loader.scheduler.delivery import Lease
-from swift_loader.scheduler.failures import Decision
+from swift_loader.scheduler.restarts import Decision
 
 # Events ---------------------------------------------------------------------------------------------------------------
 

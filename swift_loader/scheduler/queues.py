@@ -79,7 +79,7 @@ class Limits:
     @classmethod
     def of(cls, max_in_flight: int | None, max_ready: int | None, num_workers: int, *, in_order: bool) -> Limits:
         """Return the limits of one loader. What is None is chosen by the number of workers."""
-        num_batches = max_in_flight or chosen_in_flight(num_workers, in_order=in_order)
+        num_batches = max_in_flight or default_in_flight(num_workers, in_order=in_order)
         # A worker's share and one more, because some are slower than others.
         return cls(num_batches, max_ready or max(2, num_batches // max(1, num_workers) + 1), in_order)
 
@@ -92,7 +92,7 @@ class Limits:
         return max(1, self.max_in_flight // max(1, num_workers))
 
 
-def chosen_in_flight(num_workers: int, *, in_order: bool) -> int:
+def default_in_flight(num_workers: int, *, in_order: bool) -> int:
     """Return how many batches may be in flight if the user doesn't say."""
     return max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)
 

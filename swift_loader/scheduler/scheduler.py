@@ -19,9 +19,9 @@ from typing import Any
 
 from swift_loader.sampling.work import WorkSource, key_of
 from swift_loader.scheduler import messages
-from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits, Worker, WorkerMove, Workers, WorkerState
+from swift_loader.scheduler.restarts import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 
 _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
 

@@ -23,7 +23,7 @@ from swift_loader import SwiftLoader
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.fleet import TemplateFleet
 from swift_loader.sampling.work import key_of
-from swift_loader.scheduler.failures import TEMPLATE
+from swift_loader.scheduler.restarts import TEMPLATE
 
 STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """As `faults` has it: some workers stop between two pieces of a batch, and the killer finds them."""

@@ -204,9 +204,9 @@ def test_each_option_of_the_signature_is_a_field_of_exactly_one_group() -> None:
 
 
 def test_a_seed_is_drawn_unless_given() -> None:
-    assert "seed" in options_of(seed=3).sampling.chosen
+    assert "seed" in options_of(seed=3).sampling.fixed
     assert seed_of(seed=2**70) == 2**70
-    assert "seed" not in options_of().sampling.chosen
+    assert "seed" not in options_of().sampling.fixed
     assert seed_of() == torch.initial_seed()
 
 
@@ -228,7 +228,7 @@ def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
     with SwiftLoader(dataset=DATASET, worker_per_consumer=0) as loader:
         list(loader)
         assert loader.state_dict()["seed"] == seed
-    assert "seed" not in loader._options.sampling.chosen
+    assert "seed" not in loader._options.sampling.fixed
     assert torch.equal(torch.get_rng_state(), before)
     assert seed_of() == seed
     assert seed_of(seed=3) == 3

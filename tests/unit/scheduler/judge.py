@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from swift_loader.sampling.work import IndexWork, PlannedWork, StreamWork, Work
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.failures import Decision
 from swift_loader.scheduler.messages import (
     Answered,
     Disconnected,
@@ -22,6 +21,7 @@ from swift_loader.scheduler.messages import (
     Stall,
     TemplateEnded,
 )
+from swift_loader.scheduler.restarts import Decision
 
 AnyWork = TypeVar("AnyWork", bound=Work | None)
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.sampling.work import PlannedWork, StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.delivery import BatchState
-from swift_loader.scheduler.failures import MIN_STOPPED_S, Decision
 from swift_loader.scheduler.messages import (
     Action,
     Answered,
@@ -39,6 +38,7 @@ from swift_loader.scheduler.messages import (
     WorkerLost,
 )
 from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.restarts import MIN_STOPPED_S, Decision
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from tests.support.work import IndexQueue, planned
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound

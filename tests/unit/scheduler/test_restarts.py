@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.scheduler.failures import TEMPLATE, Decision, Restarts
+from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
 
 
 @given(budget=st.integers(0, 3), events=st.lists(st.tuples(st.booleans(), st.integers(-1, 2), st.integers(0, 3))))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.failures import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits, Worker, Workers
+from swift_loader.scheduler.restarts import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.scheduler import Scheduler
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
 from tests.unit.scheduler.model import World

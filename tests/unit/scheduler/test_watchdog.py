@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.scheduler.failures import MAX_STOPS, Judgement, Watchdog
+from swift_loader.scheduler.restarts import MAX_STOPS, Judgement, Watchdog
 
 LIMITS = st.none() | st.floats(0.1, 100)
 

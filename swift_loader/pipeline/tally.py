@@ -289,7 +289,7 @@ def without_frames(error: BaseException) -> BaseException:
     return error
 
 
-class _Place(RemoteTraceback):
+class _StageNote(RemoteTraceback):
     """Where an error came from, in the chain of its causes."""
 
     @property
@@ -303,10 +303,10 @@ def explained(error: BaseException, stage: str, item: int | None) -> BaseExcepti
     if isinstance(error, StopIteration):  # it would end the loop early
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")
         error.__cause__ = stop
-    place = _Place(f"In stage {stage!r}, {'as its workers started' if item is None else f'at item {item}'}")
+    place = _StageNote(f"In stage {stage!r}, {'as its workers started' if item is None else f'at item {item}'}")
     last, seen = error, {id(error)}
     while (cause := last.__cause__) is not None and id(cause) not in seen:  # `raise error from error` is a circle
-        if isinstance(cause, _Place) and cause.stage == place.stage:  # the same error was raised for another item
+        if isinstance(cause, _StageNote) and cause.stage == place.stage:  # the same error was raised for another item
             place.__cause__ = cause.__cause__
             break
         last = cause
