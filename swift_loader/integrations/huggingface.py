@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-_ATTRIBUTE = "loader_state"
-"""The key of the state among the `attributes` that the Trainer saves for a callback."""
-
 
 class LoaderStateCallback(TrainerCallback, ExportableState):
     """Saves the train loader's position with each checkpoint, and restores it when `train` resumes from one.
@@ -44,7 +41,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what the Trainer saves. Called on the rank that saves; all ranks have the same state."""
-        attributes = {} if self._loader is None else {_ATTRIBUTE: self._loader.state_dict()}
+        attributes = {} if self._loader is None else {"loader_state": self._loader.state_dict()}
         return {"args": {}, "attributes": attributes}
 
     def on_train_begin(
@@ -76,7 +73,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
                 "ignore_data_skip=False makes the Trainer skip the batches before the checkpoint, but the loader "
                 "resumes at the checkpoint by itself, so batches would be skipped twice; set ignore_data_skip=True"
             )
-        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get(_ATTRIBUTE)
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("loader_state")
         if saved is None:
             raise ValueError(
                 f"the checkpoint at step {state.global_step} has no state of the loader because it was saved without a "

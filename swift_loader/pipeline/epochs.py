@@ -22,6 +22,7 @@ from swift_loader.runtime import ProcessOwner, is_interrupt, run_finalizer
 from swift_loader.sampling.integers import MAX_BITS, TEXT, Form, check_same, from_state, in_state, integer, to_state
 from swift_loader.sampling.plan import MAX_EPOCH
 from swift_loader.sampling.progress import Progress
+from swift_loader.sampling.run import EpochRule, Pass, PassState
 from swift_loader.scheduler.delivery import Delivery
 
 VERSION = 1
@@ -174,7 +175,7 @@ class PipelineIterator(LoopIterator):
     def _open(self) -> None:
         """Begin the next epoch."""
         try:
-            run, position, self.idle = self._epochs.begin(self)
+            run, position, self.idle = self._epochs.open_next(self)
         except Exception as error:
             self._tell(error)
             raise
@@ -287,25 +288,23 @@ class ShownPipelineIterator(ShownIterator, PipelineIterator):
     def _place(self) -> tuple[int, int, int | None, int]:
         if self._state is not IteratorState.FRESH:
             return 0, self._progress.present().num_got, None, 0  # the bar is there
-        epoch, is_whole = self._epochs.next_epoch
-        return epoch, 0, self._epochs.chain.num_results if is_whole else None, 0
+        loaded, num_results = self._epochs.loaded, self._epochs.chain.num_results
+        return self._epochs.next().epoch, 0, num_results if loaded is None or loaded.place is None else None, 0
 
 
-class Epochs:
+class Epochs(EpochRule):
     """Begins the epochs of a chain, and knows the state. The loop's thread uses it; any thread may close it."""
 
     def __init__(self, chain: Chain, seed: int | None) -> None:
         """Begin with epoch 0. `seed`: the user's."""
+        super().__init__(is_of_loader=True)
         self.chain = chain
         self._given_seed = seed
         self._seed = default_seed() if seed is None else seed
-        self._next_epoch = 0
         self._votes: RankVotes | None = None
-        self._chosen: int | None = None
-        """The epoch of `seek` since the last epoch began."""
         self._told: int | None = None
         """The epoch that the sources were told last; None: none."""
-        self._loaded: PipelineState | None = None
+        self.loaded: PipelineState | None = None
         self._ranks: list[str] | None = None
         """Of the passes since the state was loaded, see `find_ranks`. None: there were none."""
         self._begun: list[weakref.ref[PipelineIterator]] = []
@@ -327,7 +326,14 @@ class Epochs:
         """Stays from one epoch to the next: sessions of the user's belong to it."""
         weakref.finalize(self, _free, self._idle, self._event_loop)
 
-    def begin(self, iterator: PipelineIterator) -> tuple[PipelineRun, PipelinePosition, list[PipelineRun]]:
+    @property
+    def last(self) -> Pass:
+        """See `EpochRule`."""
+        if (position := self.position) is None:
+            return self._last
+        return Pass(position.epoch, 0, PassState.OVER if position.is_over else PassState.RUNNING)
+
+    def open_next(self, iterator: PipelineIterator) -> tuple[PipelineRun, PipelinePosition, list[PipelineRun]]:
         """Begin the next epoch for an iterator.
 
         Return what runs, a position that the iterator moves, and the list that gets the run at the end of the epoch, if
@@ -335,8 +341,8 @@ class Epochs:
         """
         if not self._maker.is_here():
             self._settle()
-        loaded = self._loaded
-        state = loaded or self._at_start(self._next_epoch)
+        loaded = self.loaded
+        state = loaded or self._at_start(self.next().epoch)
         ranks = self.find_ranks()
         if self._ranks not in (None, ranks):
             raise RuntimeError(
@@ -365,10 +371,9 @@ class Epochs:
         ends_together = self.chain.equal_batches or all(split.ends_together for split in self.chain.splits)
         passes_end = state.place is not None and self._chosen is None and ends_together
         position = self._position_of(run, state, passes_end=passes_end)
-        following = state.epoch + 1
         # No handler runs between these.
-        self._loaded = self._chosen = None
-        self.position, self.tally, self._next_epoch = position, run.tally, following
+        self.loaded = self._chosen = None
+        self.position, self.tally = position, run.tally
         return run, position, self._idle
 
     def _position_of(self, run: PipelineRun, state: PipelineState, *, passes_end: bool) -> PipelinePosition:
@@ -406,12 +411,6 @@ class Epochs:
             f"the loop was interrupted while it took an item, which may be lost because {reason}; iterate over the "
             f"pipeline again"
         )
-
-    @property
-    def next_epoch(self) -> tuple[int, bool]:
-        """The epoch that begins next, and whether from its beginning."""
-        loaded = self._loaded
-        return (self._next_epoch, True) if loaded is None else (loaded.epoch, loaded.place is None)
 
     def votes(self) -> RankVotes | None:
         """Return what lets the ranks end together; None if they needn't. The first time, it waits for all of them."""
@@ -476,15 +475,15 @@ class Epochs:
 
     def seek(self, epoch: int) -> None:
         """Begin with this epoch next. A loaded state of another epoch is dropped."""
-        self._next_epoch = self._chosen = epoch
-        if self._loaded is not None and self._loaded.epoch != epoch:
-            self._loaded = None
+        self.choose(epoch)
+        if self.loaded is not None and self.loaded.epoch != epoch:
+            self.loaded = None
         if self._idle and all(run.epoch == epoch and run.tells_epochs for run in self._idle):
             self._told = epoch  # the run has gone on with this epoch, and told the sources
             return
         if any(hasattr(plain.source, "set_epoch") for plain in self.chain.origin.plains):
             _close_all(self._idle)  # it has gone on with an order that isn't this epoch's
-        self._tell(epoch, self._loaded.place if self._loaded else None)
+        self._tell(epoch, self.loaded.place if self.loaded else None)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
@@ -493,12 +492,12 @@ class Epochs:
 
         Raises `StateMismatch` in the middle of an epoch, if a stage hands results on as they come.
         """
-        if self._loaded is not None:
-            return self._loaded
+        if self.loaded is not None:
+            return self.loaded
         position = self.position
         if position is None:
-            return self._at_start(self._next_epoch, told=self._told)
-        position, chosen = position.present(), self._chosen
+            return self._at_start(self.next().epoch, told=self._told)
+        position, chosen = position.present(), self._choice
         if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
             return self._at_start(chosen, position.begins(), self._told)
         if not (self.chain.is_exact or position.is_over or position.place is None):
@@ -530,7 +529,8 @@ class Epochs:
         for plain, saved in zip(self.chain.origin.plains, loaded.sources, strict=False):
             plain.check_state(saved)
         _close_all(self._idle)
-        self._loaded, self._seed, self.position, self._chosen, self._ranks = loaded, loaded.seed, None, None, None
+        self.loaded, self._seed, self.position, self._ranks = loaded, loaded.seed, None, None
+        self.restore(loaded.epoch, 0)
 
     # What they do -----------------------------------------------------------------------------------------------------
 

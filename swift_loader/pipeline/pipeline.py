@@ -369,7 +369,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         """Set the epoch of the next iteration, also of each source that has `set_epoch`.
 
         After `load_state_dict`, the saved epoch still continues at its place, even if nothing is left there. Any
-        other epoch starts from its beginning.
+        other epoch starts from its beginning. The epoch that runs is repeated only if the loop leaves it.
         """
         self._epochs.seek(check_integer("epoch", epoch, 0))
 

@@ -158,3 +158,15 @@ def test_an_interrupt_at_the_end_of_an_epoch_leaves_the_next_one_whole() -> None
                 call(iterator.__next__, Points(at), Interrupt)
             assert list(iterator) == [], f"interrupted at point {at}"
         assert list(pipeline) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_an_epoch_that_is_named_while_it_runs_is_repeated_only_if_the_loop_leaves_it(is_left: bool) -> None:
+    pipeline = Pipeline(range(64), seed=0).shuffle(64)
+    items = iter(pipeline)
+    first = next(items)
+    pipeline.set_epoch(0)
+    assert is_left or sorted([first, *items]) == [*range(64)]
+    assert pipeline.state_dict()["epoch"] == 1 - is_left
+    assert (next(iter(pipeline)) == first) is is_left
+    assert pipeline.state_dict()["epoch"] == 1 - is_left

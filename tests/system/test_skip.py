@@ -170,13 +170,6 @@ def test_the_sampler_leaves_out_what_is_skipped(epochs: list[Any]) -> None:
         assert len(loader.sampler) == NUM_SAMPLES - BATCH_SIZE
 
 
-def test_a_loader_with_another_collate_fn_skips_the_same(epochs: list[Any]) -> None:
-    with loader_of() as loader:
-        loader.skip([2])
-        with loader.with_collate_fn(None) as successor:
-            assert steps_of(successor) == without(epochs[0], 2)
-
-
 @pytest.mark.parametrize(
     ("steps", "epoch", "error", "message"),
     [
