@@ -304,7 +304,7 @@ class Epochs(EpochRule):
         self._votes: RankVotes | None = None
         self._told: int | None = None
         """The epoch that the sources were told last; None: none."""
-        self.loaded: PipelineState | None = None
+        self._loaded: PipelineState | None = None
         self._ranks: list[str] | None = None
         """Of the passes since the state was loaded, see `find_ranks`. None: there were none."""
         self._begun: list[weakref.ref[PipelineIterator]] = []
@@ -333,6 +333,11 @@ class Epochs(EpochRule):
             return self._last
         return Pass(position.epoch, 0, PassState.OVER if position.is_over else PassState.RUNNING)
 
+    @property
+    def loaded(self) -> PipelineState | None:
+        """The loaded state, if the next epoch continues there."""
+        return self._loaded if self._loaded is not None and self._loaded.epoch == self.next().epoch else None
+
     def open_next(self, iterator: PipelineIterator) -> tuple[PipelineRun, PipelinePosition, list[PipelineRun]]:
         """Begin the next epoch for an iterator.
 
@@ -341,8 +346,7 @@ class Epochs(EpochRule):
         """
         if not self._maker.is_here():
             self._settle()
-        loaded = self.loaded
-        state = loaded or self._at_start(self.next().epoch)
+        state = self.loaded or self._at_start(self.next().epoch)
         ranks = self.find_ranks()
         if self._ranks not in (None, ranks):
             raise RuntimeError(
@@ -361,7 +365,7 @@ class Epochs(EpochRule):
         self._latest = weakref.ref(iterator, self._begun.remove)
         self._begun.append(self._latest)  # first, because another thread may close it while it opens
         self._check_open()
-        run = next((run for run in self._idle if loaded is None and run.epoch == state.epoch), None)
+        run = next((run for run in self._idle if state is not self._loaded and run.epoch == state.epoch), None)
         if run is not None:  # it goes on with this epoch
             iterator.own(run)
             self._idle.remove(run)
@@ -372,7 +376,7 @@ class Epochs(EpochRule):
         passes_end = state.place is not None and self._chosen is None and ends_together
         position = self._position_of(run, state, passes_end=passes_end)
         # No handler runs between these.
-        self.loaded = self._chosen = None
+        self._loaded = self._chosen = None
         self.position, self.tally = position, run.tally
         return run, position, self._idle
 
@@ -474,10 +478,8 @@ class Epochs(EpochRule):
         self._told = epoch
 
     def seek(self, epoch: int) -> None:
-        """Begin with this epoch next. A loaded state of another epoch is dropped."""
+        """Begin with this epoch next. A loaded state of another epoch doesn't count then."""
         self.choose(epoch)
-        if self.loaded is not None and self.loaded.epoch != epoch:
-            self.loaded = None
         if self._idle and all(run.epoch == epoch and run.tells_epochs for run in self._idle):
             self._told = epoch  # the run has gone on with this epoch, and told the sources
             return
@@ -529,7 +531,7 @@ class Epochs(EpochRule):
         for plain, saved in zip(self.chain.origin.plains, loaded.sources, strict=False):
             plain.check_state(saved)
         _close_all(self._idle)
-        self.loaded, self._seed, self.position, self._ranks = loaded, loaded.seed, None, None
+        self._loaded, self._seed, self.position, self._ranks = loaded, loaded.seed, None, None
         self.restore(loaded.epoch, 0)
 
     # What they do -----------------------------------------------------------------------------------------------------

@@ -170,3 +170,12 @@ def test_an_epoch_that_is_named_while_it_runs_is_repeated_only_if_the_loop_leave
     assert pipeline.state_dict()["epoch"] == 1 - is_left
     assert (next(iter(pipeline)) == first) is is_left
     assert pipeline.state_dict()["epoch"] == 1 - is_left
+
+
+def test_the_saved_epoch_continues_at_its_place_though_another_one_was_set_before() -> None:
+    pipeline, resumed = Pipeline(range(4)), Pipeline(range(4))
+    assert next(iter(pipeline)) == 0
+    resumed.load_state_dict(pipeline.state_dict())
+    for epoch in (9, 0):
+        resumed.set_epoch(epoch)
+    assert [*resumed] == [1, 2, 3]
