@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from swift_loader import DataLoader, LoaderClosed, SwiftLoader, SwiftLoaderWarning
-from swift_loader.executors.handle import Handle
 from swift_loader.pipeline import Pipeline
+from swift_loader.transport.channel import Channel
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
@@ -604,14 +604,14 @@ def test_an_empty_state_changes_nothing() -> None:
 
 
 def test_a_task_that_the_kernel_does_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    send, num_failed = Handle._send, itertools.count()
+    post, num_failed = Channel.post, itertools.count()
 
-    def fail_often(self: Handle, frame: bytes) -> None:
-        if self.tasks and next(num_failed) % 3:
+    def fail_often(self: Channel, message: bytes, *, is_task: bool = False) -> None:
+        if is_task and next(num_failed) % 3:
             raise OSError(errno.ENOBUFS, "No buffer space available")
-        send(self, frame)
+        post(self, message, is_task=is_task)
 
-    monkeypatch.setattr(Handle, "_send", fail_often)
+    monkeypatch.setattr(Channel, "post", fail_often)
     found: list[int] = []
     with SwiftLoader(dataset=range(16), batch_size=2, worker_per_consumer=1, shuffle=False) as loader:
         iterator = iter(loader)
