@@ -47,8 +47,10 @@ class Process:
         NEW ──start, or Server.fork──► RUNNING ──► ended ──close──► CLOSED
     """
 
-    def __init__(self, waiter: LoopThread) -> None:
+    def __init__(self, waiter: LoopThread, serial: int = 0) -> None:
         """Start nothing. `waiter`: the thread that waits for it; it is woken whenever something here has changed."""
+        self.serial = serial
+        """The number that it has as a worker."""
         self.pid = 0
         """0 until it runs."""
         self.pidfd = -1

@@ -110,8 +110,8 @@ class Starter(LoopThread):
         """Has an entry for each template that died and is to be replaced."""
         self._early: list[WorkerDied] = []
         """How templates died that were replaced before the workers ran."""
-        self._ahead: dict[int, tuple[int, Process]] = {}
-        """The processes of workers to come, by id, with their serial numbers. They import, and have no tasks."""
+        self._ahead: dict[int, Process] = {}
+        """The processes of workers to come, by id. They import, and have no tasks."""
         self._num_ids = 0
         """How many ids have had a process, if workers are no forks."""
         options = fleet.spec.options
@@ -202,7 +202,7 @@ class Starter(LoopThread):
     def without_tasks(self) -> list[Process]:
         """The processes that aren't workers of the fleet's: the template, and those of workers to come. Any thread."""
         template = self.template
-        return [*([] if template is None else [template]), *(process for _, process in [*self._ahead.values()])]
+        return [*([] if template is None else [template]), *self._ahead.values()]
 
     def close(self) -> None:
         """Close all handles. The processes and the thread must have ended. Idempotent."""
@@ -466,47 +466,21 @@ class Starter(LoopThread):
 
     def _start(self, worker_id: int) -> None:
         if self.are_forkable:
-            serial = self._fleet.next_serial()
-            self._add_worker(worker_id, serial, self._fork_worker(serial))
+            process = self._fork_worker()
         elif (template := self.template) is not None:
-            serial, self._num_ids = self._fleet.next_serial(), max(self._num_ids, 1)
+            process = template
+            process.serial, self._num_ids = self._fleet.next_serial(), 1
             self._unlisten(template)
-            template.send(Become(serial).pack())
-            self._add_worker(worker_id, serial, template)
+            template.send(Become(process.serial).pack())
         else:
-            # With more imports of torch than cores, the first batch would wait for all.
-            self._start_ahead(worker_id + (num_cores() if self._is_torch else self._fleet.options.num_workers))
-            if worker_id not in self._ahead:
-                self._start_worker_process(worker_id)
-            serial, process = self._ahead[worker_id]
-            self.watch(process.channel.fileno(), process)  # only to wait: what it sends is for an inbox
-            any(is_readable(process.channel.fileno()) or process.has_ended for _ in self.rounds())
-            self.unwatch(process.channel.fileno())
-            self._add_worker(worker_id, serial, process)
+            process = self._fresh_worker(worker_id)
+        self._add_worker(worker_id, process)
 
-    def _start_ahead(self, stop: int) -> None:
-        """Start the processes of the workers up to this id that have had none. Worker 0 is the template."""
-        self._num_ids = max(self._num_ids, 1)
-        while self._num_ids < min(stop, self._fleet.options.num_workers):
-            self._start_worker_process(self._num_ids)
-            self._num_ids += 1
-
-    def _start_worker_process(self, worker_id: int) -> None:
-        serial = self._fleet.next_serial()
-
-        def new() -> Process:
-            process = Process(self)
-            with self.lock, self._or_ended(process):  # so that `stop` knows of it
-                self.check_open()
-                self._ahead[worker_id] = serial, process
-            return process
-
-        self._start_process(new, serial)
-
-    def _fork_worker(self, serial: int) -> Process:
+    def _fork_worker(self) -> Process:
         """Return a fork of the template, which is replaced if it is gone, or hangs."""
+        serial = self._fleet.next_serial()
         while True:
-            template, process = self._living(), Process(self)
+            template, process = self._living(), Process(self, serial)
             process.template = template
             with self._or_ended(process):
                 template.fork(process, serial)
@@ -518,12 +492,43 @@ class Starter(LoopThread):
                 return process
             process.close()
 
-    def _add_worker(self, worker_id: int, serial: int, process: Process) -> None:
+    def _fresh_worker(self, worker_id: int) -> Process:
+        """Return a process that is this worker, once it has read the payload, or has ended. Others start meanwhile."""
+        # With more imports of torch than cores, the first batch would wait for all.
+        self._start_ahead(worker_id + (num_cores() if self._is_torch else self._fleet.options.num_workers))
+        if worker_id not in self._ahead:
+            self._start_alone(worker_id)
+        process = self._ahead[worker_id]
+        self.watch(process.channel.fileno(), process)  # only to wait: what it sends is for an inbox
+        any(is_readable(process.channel.fileno()) or process.has_ended for _ in self.rounds())
+        self.unwatch(process.channel.fileno())
+        return process
+
+    def _start_ahead(self, stop: int) -> None:
+        """Start the processes of the workers up to this id that have had none. Worker 0 is the template."""
+        for worker_id in range(max(1, self._num_ids), min(stop, self._fleet.options.num_workers)):
+            self._start_alone(worker_id)
+            self._num_ids = worker_id + 1
+
+    def _start_alone(self, worker_id: int) -> None:
+        """Start a process that is told with the payload that it is this worker."""
+        serial = self._fleet.next_serial()
+
+        def new() -> Process:
+            process = Process(self, serial)
+            with self.lock, self._or_ended(process):  # so that `stop` knows of it
+                self.check_open()
+                self._ahead[worker_id] = process
+            return process
+
+        self._start_process(new, serial)
+
+    def _add_worker(self, worker_id: int, process: Process) -> None:
         """Give a process that is a worker by now to the fleet."""
         fleet = self._fleet
         with self.lock, self._or_ended(process):
             self.check_open()
-            worker = fleet.make_handle(worker_id, serial, process.channel, process)
+            worker = fleet.make_handle(worker_id, process.serial, process.channel, process)
             if (mode := fleet.spec.options.torch) is not None:
                 worker.tell_identity(fleet.options.num_workers, mode.kept.pop(worker_id, []))
             self.watch(process.diagnostics.fileno(), process.diagnostics)
@@ -534,13 +539,11 @@ class Starter(LoopThread):
 
     def _exit_code_of(self, process: Process) -> int | None:
         """Return the exit code of a process that has ended; None if it isn't known in time."""
+        template = process.template
         if not process.reap():
-            template = process.template
-            told = (
-                process.exit_code is not None or (template is not None and template.is_gone)
-                for _ in self.rounds(EXIT_LIMIT_S)
-            )
-            any(told)
+            for _ in self.rounds(EXIT_LIMIT_S):
+                if process.exit_code is not None or (template is not None and template.is_gone):
+                    break
         return process.exit_code
 
     def learn_end(self, process: Process) -> bool:
