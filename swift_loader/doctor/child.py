@@ -17,29 +17,23 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from swift_loader.__main__ import CommandError, find_target, made_by
-from swift_loader.batch.collate import torch_collate
+from swift_loader.batch.collate import BatchMemory, collate_into
 from swift_loader.batch.tree import type_name
-from swift_loader.doctor import contents, samples
-from swift_loader.doctor.examination import BatchTime, Diagnosis, Line, Settings, Timing, WorkersNeeded, quoted
-from swift_loader.doctor.samples import SEED, Fetch, Place, StackSampler, Subject, text_of
+from swift_loader.doctor import samples
+from swift_loader.doctor.examination import Diagnosis, Line, Settings, Timing, quoted
+from swift_loader.doctor.samples import SEED, Fetch, Place, StackSampler, Subject, text_of, within
 from swift_loader.errors import counted, time_text
 from swift_loader.loader import SwiftLoader
-from swift_loader.metrics.machine import available_cores
-from swift_loader.metrics.observations import stage_times
-from swift_loader.report.tuning import NEARLY, Machine, Window
 from swift_loader.sampling.mixture import Mixture
 from swift_loader.testing import assert_resume_exact
 from swift_loader.worker.process import die_with_parent, end_process
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_worker import set_num_threads
 
-_SAMPLES_SHARE, _AGAIN_SHARE, _BATCHES_SHARE, _RANDOMNESS_SHARE = 0.5, 0.1, 0.15, 0.25
+_SAMPLES_SHARE, _AGAIN_SHARE, _BATCH_SHARE, _RANDOMNESS_SHARE = 0.5, 0.1, 0.15, 0.25
 """Of the seconds for measurements."""
 
-_MAX_BATCHES = 20
 _ENOUGH_HITS = 200
 """Of a small dataset of fast samples, one pass shows too few stacks."""
 _NUM_CLOSE = 64
@@ -54,9 +48,6 @@ _LEAST_TAIL_S = 1e-3
 
 _BEYOND_THE_END = (IndexError, KeyError, StopIteration)
 """What a dataset raises for an index that it doesn't have."""
-
-_MAX_WORKERS = 1024
-"""So many are considered for a step."""
 
 _NUM_WORKERS = 2
 _NUM_BATCHES = 4
@@ -90,13 +81,10 @@ class _Examiner:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._settings: Settings
-        self._avoid: set[int]
-        self._settings, self._avoid = pickle.loads((folder / "request").read_bytes())
+        self._settings: Settings = pickle.loads((folder / "request").read_bytes())
         self._place = Place(folder / "place", self._settings.stall_s)
         self.diagnosis = Diagnosis(self._settings.target)
-        self._batch_size = self._settings.batch_size or 32
-        self._collate_fn: Any = None
+        self._collate_fn: Any = None  # SwiftLoader's own
 
     def save(self, found: Diagnosis | CommandError) -> None:
         """Keep what was found out so far, in case the process dies."""
@@ -105,43 +93,37 @@ class _Examiner:
 
     def examine(self) -> None:
         """Examine the dataset in this process, then run a loader over some of its samples."""
-        folder, path, environ = os.getcwd(), list(sys.path), dict(os.environ)
+        folder = os.getcwd()
         good = self._examine_in_this_process()
-        os.chdir(folder)  # the dataset may have changed them
-        sys.path[:] = path
-        os.environ.clear()
-        os.environ.update(environ)
+        os.chdir(folder)  # the dataset may have changed it
         if self.diagnosis.timing is not None:
             seconds = max(_LEAST_RESUME_S, _RESUME_SHARE * self._settings.seconds)
-            num_samples = min(_MAX_RESUMED, int(seconds * self.diagnosis.timing.samples_per_s / _NUM_BUILDS))
+            affordable = int(seconds / self.diagnosis.timing.mean_s / _NUM_BUILDS)
+            num_samples = min(_MAX_RESUMED, max(_NUM_BATCHES, affordable))
             self._resume([sample.index for sample in good[:num_samples]])
 
     def _examine_in_this_process(self) -> list[Fetch]:
         """Return the samples that can be fetched; none if the dataset can't be used."""
         self._place.at("importing the module")
-        name = self._settings.collate
-        if name not in (None, "default"):
-            self._collate_fn = torch_collate if name == "torch" else find_target(name)
         dataset = self._build()
         num_samples = None if dataset is None else self._length_of(dataset)
         self.save(self.diagnosis)
         if not num_samples:
             return []
         self._place.at("looking at the dataset's attributes")
-        held = list(contents.walk(dataset))
-        contents.judge_containers(held, self._settings.num_workers, self.diagnosis)
-        lengths = contents.lengths_of(held)
+        held = list(samples.walk(dataset))
+        samples.judge_containers(held, self.diagnosis)
+        lengths = samples.lengths_of(held)
         subject = Subject(dataset, num_samples, self._place)
         good = self._measure(subject)
         self.save(self.diagnosis)
         if not good:
             return []
-        self._measure_batches(dataset, good)
-        self._judge_workers()
+        self._judge_collating(subject, [sample.index for sample in good[: self.diagnosis.batch_size]])
         self.save(self.diagnosis)
         close, seconds = [sample.index for sample in good[:_NUM_CLOSE]], _RANDOMNESS_SHARE * self._settings.seconds
         samples.judge_randomness(subject, close, seconds, self.diagnosis)
-        contents.judge_growth(lengths, list(contents.walk(dataset)), len(good), self.diagnosis)
+        samples.judge_growth(lengths, list(samples.walk(dataset)), len(good), self.diagnosis)
         self.save(self.diagnosis)
         return good
 
@@ -153,7 +135,6 @@ class _Examiner:
         set_num_threads(1)  # as in the loader's processes: torch's threads would outlive the constructor
         self._place.at("building the dataset")
         seed_for_construction(Rng.SAMPLE)
-        began_s = time.perf_counter()
         try:
             made = made_by(self._settings.target)
             dataset = without_loader(made)
@@ -165,13 +146,8 @@ class _Examiner:
                 "Make the function or class work without arguments, then examine the dataset again.",
             )
             return None
-        self.diagnosis.build_s = time.perf_counter() - began_s
-        if dataset is not made and getattr(made, "batch_size", None):  # a loader that forms batches
-            self._batch_size = self._settings.batch_size or made.batch_size
-            if self._settings.collate is None:
-                collate_fn, torch_data = getattr(made, "collate_fn", None), sys.modules.get("torch.utils.data")
-                is_torch = torch_data is not None and collate_fn is torch_data.default_collate
-                self._collate_fn = torch_collate if is_torch else collate_fn
+        if getattr(made, "batch_size", None):  # a loader that forms batches
+            self.diagnosis.batch_size, self._collate_fn = made.batch_size, getattr(made, "collate_fn", None)
         self.diagnosis.dataset = type_name(dataset)
         return dataset
 
@@ -198,24 +174,18 @@ class _Examiner:
         """Fetch samples one by one for some seconds, and find what is wrong. Return those that succeeded."""
         good: list[Fetch] = []
         failures: list[Fetch] = []
+        seen: set[int] = set()
         sampler = StackSampler()
-        deadline_s = time.perf_counter() + _SAMPLES_SHARE * self._settings.seconds
-        for index in samples.probe_order(subject.num_samples):
-            if index in self._avoid:
-                continue
+        for index in within(_SAMPLES_SHARE * self._settings.seconds, cycle(samples.probe_order(subject.num_samples))):
+            if index in seen and sampler.num_hits >= _ENOUGH_HITS:
+                break
             fetch = subject.fetch(index, sampler)
-            (good if fetch.error is None else failures).append(fetch)
-            if time.perf_counter() > deadline_s:
-                break
-        for sample in cycle(good):
-            if sampler.num_hits >= _ENOUGH_HITS or time.perf_counter() > deadline_s:
-                break
-            subject.fetch(sample.index, sampler)
+            if index not in seen:
+                seen.add(index)
+                (good if fetch.error is None else failures).append(fetch)
         sampler.stop()
         self._judge_failures(subject, failures, len(good))
         if good:
-            if not failures:
-                self.diagnosis.healthy.append(f"{counted(len(good), 'sample')} were fetched without an error")
             self.diagnosis.timing = timing = samples.timing_of(good)
             self.diagnosis.lines = sampler.shares()
             self._judge_slow(subject, timing, sampler)
@@ -241,10 +211,9 @@ class _Examiner:
                 groups[type(one.error).__name__, one.line].append(one)
         for (kind, line), group in groups.items():
             indices = sorted(one.index for one in group)
-            whole = counted(len(indices), "sample") if num_good else "Each sample"
             self.diagnosis.fault(
                 "faults",
-                f"{whole} of those looked at {'raise' if num_good and len(indices) > 1 else 'raises'} {kind}.",
+                f"{counted(len(indices), 'sample')} of {len(failures) + num_good:,} raised {kind}.",
                 f"dataset indices {quoted(indices)}: {text_of(group[0].error)}{'' if line is None else f' at {line}'}",
                 "Repair or remove these samples, or pass on_error='skip' or 'replace' to leave them out.",
                 indices,
@@ -254,16 +223,11 @@ class _Examiner:
         """Find samples that take much longer than the others, each time."""
         limit_s = max(_TAIL * timing.p50_s, timing.p50_s + _LEAST_TAIL_S)
         slow: dict[int, str] = {}
-        deadline_s = time.perf_counter() + _AGAIN_SHARE * self._settings.seconds
-        for index, took_s in timing.slowest:
+        for index, took_s in within(_AGAIN_SHARE * self._settings.seconds, timing.slowest):
             again_s = min(subject.fetch(index).took_s for _ in range(_NUM_AGAIN))
             if min(took_s, again_s) > limit_s:
                 slow[index] = f"{index} ({time_text(took_s)}, again {time_text(again_s)})"
-            if time.perf_counter() > deadline_s:
-                break
         if not slow:
-            spread = f"p50 {time_text(timing.p50_s)}, p99 {time_text(timing.p99_s)}"
-            self.diagnosis.healthy.append(f"no sample takes much longer than the others each time ({spread})")
             return
         lines = sampler.shares({index for index, _ in timing.slowest})
         where = f"; {lines[0].share:.0%} of their time is in {lines[0].line}" if lines else ""
@@ -276,73 +240,34 @@ class _Examiner:
             list(slow),
         )
 
-    # Batches
-
-    def _measure_batches(self, dataset: Any, good: Sequence[Fetch]) -> None:
-        """Build batches for some seconds, at least one, as a worker does."""
-        seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in good) / len(good)
-        batch_size = min(self._batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
-        collate_fn = self._collate_fn
-        indices = np.resize([sample.index for sample in good], batch_size * _MAX_BATCHES).tolist()
-        options: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn, "shuffle": False, "seed": SEED}
-        loader = SwiftLoader(dataset=Part(dataset, indices), worker_per_consumer=0, nb_consumer=1, **options)
-        nbytes, deadline_s = 0, time.perf_counter() + seconds
-        self._place.at("building batches")
-        with loader:
-            try:
-                for batch in loader:
-                    self._place.at("building batches")
-                    nbytes = nbytes or samples.nbytes_of(batch)
-                    if time.perf_counter() > deadline_s:
-                        break
-            except Exception as error:
-                self.diagnosis.fault(
-                    "leaves",
-                    "Samples can't be collated into a batch.",
-                    text_of(error),
-                    "Pad or crop to one shape in __getitem__, and return arrays, tensors, numbers or containers of "
-                    "them; or pass a collate_fn, such as one that pads to the longest sample of the batch.",
-                )
-                return
-            observed = loader.report().observations
-        assert observed is not None  # a loader measures by default
-        batches = observed.batches[1:] if len(observed.batches) > 1 else observed.batches  # the first one warms up
-        times = stage_times(batches)
-        p50_s, collate_s = (float(np.median(times[stage])) / 1e9 for stage in ("build", "collate"))
-        if collate_fn not in (None, torch_collate) and collate_s > max(p50_s / 3, _LEAST_TAIL_S):
-            self.diagnosis.warning(
-                "time",
-                "The collate function takes more than a third of a batch's time.",
-                f"{time_text(collate_s)} of {time_text(p50_s)} for a batch of {batch_size}",
-                "Stack arrays or tensors, not lists of numbers; a parameter `memory: BatchMemory` saves a copy.",
+    def _judge_collating(self, subject: Subject, indices: Sequence[int]) -> None:
+        """Make a batch of these samples, and find out how long that takes."""
+        batch, took_s = [], float("inf")
+        try:
+            for index in within(_BATCH_SHARE * self._settings.seconds, indices):
+                with subject.seeded(index):
+                    batch.append(subject.singles[index])
+            self._place.at("collating a batch")
+            for _ in range(_NUM_AGAIN):
+                began_s = time.perf_counter()
+                collate_into(self._collate_fn)(list(batch), BatchMemory())
+                took_s = min(took_s, time.perf_counter() - began_s)
+        except Exception as error:
+            self.diagnosis.fault(
+                "leaves",
+                "Samples can't be collated into a batch.",
+                text_of(error),
+                "Pad or crop to one shape in __getitem__, and return arrays, tensors, numbers or containers of "
+                "them; or pass a collate_fn, such as one that pads to the longest sample of the batch.",
             )
-        self.diagnosis.batch = BatchTime(batch_size, p50_s, float(times["build"].mean()) / 1e9, collate_s, nbytes)
-
-    def _judge_workers(self) -> None:
-        """Find out how many workers keep a training step fed, by the tuner's formula."""
-        step_s, timing, batch = self._settings.step_s, self.diagnosis.timing, self.diagnosis.batch
-        if step_s is None or timing is None:
             return
-        sample_s = timing.mean_s if batch is None else batch.mean_s / batch.batch_size
-        batch_s, num_cores = sample_s * self._batch_size, available_cores()
-        # As if the machine were idle.
-        window = Window(1, 0.0, step_s, batch_s * (1 - timing.core_wait_share), batch_s * timing.cpu_share, 0.0)
-        num_workers = window.needed_workers(Machine(num_cores, _MAX_WORKERS))
-        rate = window.expected_rate(num_workers, num_cores)
-        self.diagnosis.workers = WorkersNeeded(num_workers, num_cores, step_s, 1 / rate, rate * step_s >= NEARLY)
+        self.diagnosis.batch_size, self.diagnosis.collate_s = len(batch), took_s
 
     # A run of the loader
 
     def _resume(self, indices: list[int]) -> None:
-        """Run a loader over some samples, stop it, resume it, and compare every byte."""
+        """Run a loader over some samples, stop it, resume it, and compare every byte. Fewer than 4 samples don't do."""
         if len(indices) < _NUM_BATCHES:
-            is_small = (self.diagnosis.num_samples or 0) < _NUM_BATCHES
-            self.diagnosis.note(
-                "resume",
-                "Whether a run resumes exactly wasn't checked.",
-                f"such a run builds at least {_NUM_BATCHES} samples {_NUM_BUILDS} times",
-                "Examine a dataset with more samples." if is_small else "Pass a larger --seconds.",
-            )
             return
 
         def make_loader(num_workers: int) -> SwiftLoader:

@@ -68,11 +68,6 @@ class RandomConstructor(Sound):
         return {"label": self.order[index]}
 
 
-class Timed(Sound):
-    def __getitem__(self, index: int) -> Any:
-        return {"at": time.time_ns(), "label": index}
-
-
 class Counting(Sound):
     """A sample depends on how many were fetched before."""
 
@@ -142,12 +137,6 @@ class Growing(Sound):
 
     def __getitem__(self, index: int) -> Any:
         return self.cache.setdefault(index, super().__getitem__(index))
-
-
-class Reseeding(Sound):
-    def __getitem__(self, index: int) -> Any:
-        random.seed(index)
-        return {"noise": random.random()}
 
 
 class Empty(Sound):

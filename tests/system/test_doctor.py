@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from swift_loader.__main__ import CommandError, main
+from swift_loader.__main__ import main
 from swift_loader.doctor import Diagnosis, Finding, Settings, Severity, diagnose
-from swift_loader.doctor.examination import Timing
 from tests.support import doctor_datasets as planted
 from tests.support.doctor_datasets import FOLDER
 from tests.support.helpers import exhaustive, set_environ
@@ -40,7 +39,7 @@ def found(diagnosis: Diagnosis, topic: str) -> Finding:
 
 def alarms(diagnosis: Diagnosis) -> list[str]:
     """Return the topics of faults and warnings, without slow samples: on a busy machine these may be true."""
-    return [one.topic for one in diagnosis.findings if one.severity is not Severity.NOTE and one.topic != "time"]
+    return [one.topic for one in diagnosis.findings if one.topic != "time"]
 
 
 def test_several_faults_are_found_at_once_and_sorted_worst_first() -> None:
@@ -55,7 +54,7 @@ def test_several_faults_are_found_at_once_and_sorted_worst_first() -> None:
 
 
 def test_a_target_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", target("Nowhere"), "--plain"]) == 2
+    assert main(["doctor", target("Nowhere")]) == 2
     assert "has no 'Nowhere'" in capsys.readouterr().err
 
 
@@ -83,7 +82,7 @@ def test_there_is_no_alarm_over_a_sound_dataset(name: str, photos: Path, monkeyp
     assert alarms(diagnosis) == [], str(diagnosis)
     assert diagnosis.exit_code == 0
     assert diagnosis.timing is not None
-    assert diagnosis.batch is not None
+    assert diagnosis.collate_s is not None
     assert any("stopped and resumed" in line for line in diagnosis.healthy)
 
 
@@ -93,7 +92,6 @@ def test_there_is_no_alarm_over_a_sound_dataset(name: str, photos: Path, monkeyp
     [
         ("Unkeyed", "dataset.rng"),
         ("UnkeyedByTheSystem", "generator made without a seed"),
-        ("Timed", "they call time_ns() at "),
         ("Counting", "no random source was seen"),
     ],
 )
@@ -126,7 +124,6 @@ def test_a_dataset_that_each_process_builds_anew_at_random_does_not_resume() -> 
         ("Failing", "faults", "record 77 is broken", "on_error='skip'", (planted.FAILING,)),
         ("TooLong", "length", "IndexError", "return 290", (planted.NUM_REAL, planted.NUM_SAMPLES - 1)),
         ("Growing", "memory", "dataset.cache", "Bound the cache", ()),
-        ("Reseeding", "randomness", "random", "Leave the seeding", ()),
     ],
 )
 def test_a_planted_fault_is_found_with_its_remedy(
@@ -139,23 +136,12 @@ def test_a_planted_fault_is_found_with_its_remedy(
 
 
 @pytest.mark.slow
-def test_samples_are_collated_with_the_function_that_is_asked_for() -> None:
-    finding = found(diagnosed("Ragged", collate="torch"), "leaves")
-    assert "stack expects each tensor to be equal size" in finding.evidence
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Sound", "loader_with_a_slow_collate_function"])
-def test_a_slow_collate_function_is_told(name: str) -> None:
-    diagnosis = diagnosed(name, collate=target("slow_collate") if name == "Sound" else None)
-    assert diagnosis.batch is not None
-    assert diagnosis.batch.batch_size == (32 if name == "Sound" else 3)
-    assert "The collate function takes more than a third" in found(diagnosis, "time").what
-
-
-def test_waiting_for_a_core_is_not_taken_for_waiting_for_files() -> None:
-    timing = Timing(10, 0.01, 0.02, 0.03, 0.01, 0.3, 0.65, ((1, 0.03),), 100.0, 100.0)
-    assert "30% CPU (CPU-bound), 65% waiting for a core: the machine is busy;" in str(Diagnosis("it", timing=timing))
+def test_a_loader_s_collate_function_and_batch_size_are_examined() -> None:
+    diagnosis = diagnosed("loader_with_a_slow_collate_function")
+    assert diagnosis.batch_size == 3
+    assert diagnosis.collate_s is not None
+    assert diagnosis.collate_s >= planted.SLOW_S
+    assert "to collate a batch of 3" in str(diagnosis)
 
 
 @pytest.mark.slow
@@ -175,51 +161,28 @@ def test_slow_samples_are_named_with_the_line_that_takes_their_time() -> None:
     ("name", "how", "evidence"),
     [("Crashing", "was killed by SIGSEGV", "doctor_datasets.py"), ("Exiting", "with exit code 3", "fetching a sample")],
 )
-def test_a_sample_that_ends_the_process_is_named_and_the_rest_is_examined(name: str, how: str, evidence: str) -> None:
-    diagnosis = diagnosed(name)
+def test_a_sample_that_ends_the_process_is_named(name: str, how: str, evidence: str) -> None:
+    diagnosis = diagnosed(name, seconds=60.0)  # a busy machine's time would end before the sample
     finding = found(diagnosis, "faults")
     assert how in finding.what
     assert finding.indices == (planted.FAILING,)
     assert evidence in finding.evidence
-    assert diagnosis.timing is not None
-    assert 0 < diagnosis.timing.num_samples < planted.NUM_SAMPLES  # a busy machine's time ends before the last
 
 
 @pytest.mark.slow
-def test_a_sample_that_hangs_is_named_and_the_others_are_examined() -> None:
-    diagnosis = diagnosed("Hanging", stall_s=6.0)
-    finding = found(diagnosis, "faults")
+def test_a_sample_that_hangs_is_named() -> None:
+    finding = found(diagnosed("Hanging", seconds=60.0, stall_s=6.0), "faults")
     assert "no progress" in finding.what
     assert finding.indices == (planted.FAILING,)
     assert "doctor_datasets.py" in finding.evidence
-    assert diagnosis.timing is not None
 
 
 @pytest.mark.slow
-def test_the_command_prints_json_and_says_how_many_workers_feed_a_step() -> None:
-    command = [sys.executable, "-m", "swift_loader", "doctor", target("Sound"), "--json", "--seconds=1", "--step-ms=50"]
+def test_the_command_prints_json() -> None:
+    command = [sys.executable, "-m", "swift_loader", "doctor", target("Sound"), "--json", "--seconds=1"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     diagnosis = json.loads(done.stdout)
     assert diagnosis["num_samples"] == planted.NUM_SAMPLES
-    assert diagnosis["workers"]["num_workers"] >= 1
     assert diagnosis["timing"]["p50_s"] <= diagnosis["timing"]["max_s"]
-
-
-@pytest.mark.slow
-def test_a_terminal_gets_the_same_findings_in_colours(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("rich")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    assert main(["doctor", target("Failing"), "--seconds", "1"]) == 1
-    printed = capsys.readouterr().out
-    assert f"dataset indices {planted.FAILING}" in " ".join(printed.split())
-    assert "\x1b[" in printed
-
-
-def test_a_collate_function_that_does_not_exist_is_a_usage_error() -> None:
-    with pytest.raises(CommandError, match="has no 'nowhere'"):
-        diagnosed("Sound", collate=target("nowhere"))
