@@ -42,6 +42,7 @@ def alarms(diagnosis: Diagnosis) -> list[str]:
     return [one.topic for one in diagnosis.findings if one.topic != "time"]
 
 
+@pytest.mark.slow
 def test_several_faults_are_found_at_once_and_sorted_worst_first() -> None:
     diagnosis = diagnosed("SeveralFaults", seconds=5.0)
     assert [one.severity for one in diagnosis.findings] == sorted(

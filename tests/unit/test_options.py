@@ -236,6 +236,7 @@ def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
     assert seed_of() == torch.initial_seed() != seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["pass", exhaustive("import torch; torch.rand(3)")])
 def test_where_torch_was_not_seeded_the_seed_is_another_one_in_each_process(first: str, tmp_path: Path) -> None:
     code = f"""

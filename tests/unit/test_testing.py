@@ -71,12 +71,12 @@ def test_a_dataset_that_depends_on_the_index_alone_passes(dataset: type[Any], wo
 
 def test_a_generator_that_the_dataset_holds_is_found_with_the_index() -> None:
     with pytest.raises(AssertionError, match=r"dataset index 17, in batch\['nested'\]\[1\]\. A sample"):
-        assert_resume_exact(lambda: make_loader(OwnGenerator, workers=1))
+        assert_resume_exact(lambda: make_loader(OwnGenerator, workers=0))
 
 
 def test_a_memory_of_other_samples_is_found_with_its_place() -> None:
     with pytest.raises(AssertionError, match=r"stopped at batch \d+, .* dataset index \d+, in batch\['text'\]\. "):
-        assert_resume_exact(lambda: make_loader(Remembers, workers=1, collate_fn=None))
+        assert_resume_exact(lambda: make_loader(Remembers, workers=0, collate_fn=None))
 
 
 def test_what_differs_even_without_a_stop_is_said_to() -> None:

@@ -179,7 +179,7 @@ def test_attention_and_loss_of_a_packed_batch_are_those_of_its_documents() -> No
     shuffle=st.booleans(),
     tensors=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_windows_have_each_token_once_and_are_full(
     lengths: list[int], max_tokens: int, shuffle: bool, tensors: bool
 ) -> None:

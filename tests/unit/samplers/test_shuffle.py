@@ -65,17 +65,6 @@ def test_the_batches_are_those_of_the_loaders_plan(
         assert len(one_by_one) == sum(map(len, expected))
 
 
-def test_with_one_rank_the_indices_resume_within_a_batch() -> None:
-    sampler = ShuffleSampler(50, 8, seed=3, num_replicas=1, rank=0)
-    whole = list(sampler)
-    for num_drawn in range(1, 50):
-        sampler.set_epoch(0)
-        list(islice(iter(sampler), num_drawn))
-        resumed = ShuffleSampler(50, 8, seed=3, num_replicas=1, rank=0)
-        resumed.load_state_dict(sampler.state_dict())
-        assert list(resumed) == whole[num_drawn:]
-
-
 def test_with_several_ranks_the_indices_resume_at_the_last_whole_batch() -> None:
     sampler = ShuffleSampler(50, 8, seed=3, num_replicas=2, rank=1)
     iterator = iter(sampler)

@@ -206,14 +206,6 @@ def test_no_samples_make_no_batches(chosen: PlanSettings) -> None:
         plan.batch(0, 0)
 
 
-def test_more_ranks_than_samples_wrap_around_more_than_once() -> None:
-    plans = plans_of_all_ranks(2, settings_of(world_size=7))
-    batches = [all_batches(plan) for plan in plans]
-    assert [len(rank) for rank in batches] == [1] * 7
-    assert sum(rank[0].num_padding for rank in batches) == 5
-    assert {int(rank[0].indices[0]) for rank in batches} == {0, 1}
-
-
 @pytest.mark.parametrize("window", [None, 0, 5 * 32])
 def test_a_billion_samples_take_no_memory(window: int | None) -> None:
     chosen = settings_of(batch_size=32, world_size=4, rank=2, window=window)

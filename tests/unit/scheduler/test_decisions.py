@@ -25,10 +25,8 @@ from swift_loader.scheduler.messages import (
     Ready,
     Reap,
     Release,
-    SampleFailed,
     Send,
     Stall,
-    Start,
     TemplateEnded,
     Warn,
     WorkerLost,
@@ -62,35 +60,6 @@ def build(scheduler: Scheduler, task: Send) -> None:
 
 
 # Batches and errors
-
-
-def test_a_batch_is_delivered_with_the_failures_of_its_samples_as_they_were_reported() -> None:
-    scheduler = scheduler_with(1)
-    first, second = begin(scheduler)
-    for failure in ("c", "a"):
-        scheduler.handle(SampleFailed(first, failure), 0.0)
-    build(scheduler, first)
-    build(scheduler, second)
-    found = [scheduler.ledger.deliver() for _ in range(3)]
-    assert [(one.work, one.batch, one.failures) for one in found if one is not None] == [
-        (PlannedWork(0, 0), "batch 0", ("c", "a")),
-        (PlannedWork(0, 1), "batch 1", ()),
-    ]
-
-
-def test_after_close_events_are_of_no_interest() -> None:
-    scheduler = scheduler_with(1)
-    tasks = begin(scheduler)
-    scheduler.handle(SampleFailed(tasks[0], "why"), 0.0)
-    build(scheduler, tasks[0])
-    (ledger,) = scheduler.close()
-    assert [(one.batch, one.failures) for one in ledger.in_flight()] == [("batch 0", ("why",)), (None, ())]
-    build(scheduler, tasks[1])
-    scheduler.handle(Disconnected(0, 0), 0.0)
-    scheduler.fail(ValueError("too late"))
-    assert scheduler.decide(0.0) == []
-    assert scheduler.state is SchedulerState.CLOSED
-    assert repr(scheduler) == "<Scheduler closed, <Ledger generation 0, tasks sent: none, 0 ready>>"
 
 
 def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> None:
@@ -218,14 +187,6 @@ def test_a_failure_says_nothing_about_how_long_a_batch_takes() -> None:
 # Another number of workers
 
 
-def test_more_workers_get_the_lowest_free_ids() -> None:
-    scheduler = resizable(1)
-    scheduler.resize(3, LIMITS)
-    assert scheduler.decide(0.0) == [Start(1), Start(2)]
-    scheduler.resize(4, LIMITS)
-    assert scheduler.decide(0.0) == [Start(3)]
-
-
 def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -> None:
     scheduler = resizable(2)
     scheduler.resize(1, LIMITS)
@@ -235,24 +196,3 @@ def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -
     assert scheduler.decide(0.0) == [Reap(1)]
     scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Release(1)]
-
-
-def test_the_place_of_one_that_was_dismissed_is_taken_if_it_is_wanted_again() -> None:
-    scheduler = resizable(2)
-    scheduler.resize(1, LIMITS)
-    scheduler.resize(2, LIMITS)
-    assert scheduler.decide(0.0) == [Dismiss(1)]
-    scheduler.handle(Disconnected(1, 1), 0.0)
-    scheduler.handle(Ended(1, DEATH), 0.0)
-    assert scheduler.decide(0.0) == [Reap(1), Release(1), Start(1)]
-
-
-def test_renewed_it_gives_back_what_is_in_flight_and_begins_with_other_workers() -> None:
-    scheduler = resizable(2)
-    sent = begin(scheduler)
-    build(scheduler, sent[0])
-    (dropped,) = scheduler.renew()
-    assert [one.batch for one in dropped.in_flight()] == ["batch 0", None, None, None]
-    assert scheduler.decide(0.0) == []
-    scheduler.handle(Ready(2, 0), 0.0)
-    assert begin(scheduler)[0].work == sent[0].work

@@ -129,7 +129,7 @@ class WorkersModel(RuleBasedStateMachine):
 
 
 def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
-    how = settings(max_examples=100, stateful_step_count=60, derandomize=True, report_multiple_bugs=False)
+    how = settings(max_examples=40, stateful_step_count=60, derandomize=True, report_multiple_bugs=False)
     run_state_machine_as_test(WorkersModel, settings=how)
 
 

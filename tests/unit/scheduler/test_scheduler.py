@@ -100,7 +100,7 @@ def act(world: World, what: int, which: int) -> None:
         world.resize(which - 1)
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(setting=SETTINGS, tape=st.binary(max_size=150))
 def test_the_loop_gets_the_reference_or_a_failure_that_is_justified(setting: Setting, tape: bytes) -> None:
     run(setting, tape)

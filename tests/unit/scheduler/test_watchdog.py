@@ -29,18 +29,6 @@ def test_each_wait_warns_once_and_gives_up_a_task_that_has_lasted_as_long_as_the
     assert [watchdog.judge(0, 9.0, now) for now in (26.0, 28.9, 29.0)] == [Judgement.WARN, nothing, Judgement.GIVE_UP]
 
 
-def test_if_no_worker_has_the_batch_a_replacement_may_take_its_time() -> None:
-    watchdog = watching(None, 1.0, now_s=0.0, grace_s=3.0)
-    assert [watchdog.judge_itself(now) for now in (3.9, 4.0)] == [Judgement.NOTHING, Judgement.GIVE_UP]
-
-
-def test_without_limits_or_before_the_first_wait_there_is_nothing_to_check() -> None:
-    watchdog = watching(None, None, now_s=0.0)
-    watchdog.plan_next_check([], 1e9)
-    assert watchdog.deadline_s == Watchdog(1.0, 2.0).deadline_s == math.inf
-    assert watchdog.judge(0, 0.0, 1e9) is watchdog.judge_itself(1e9) is Judgement.NOTHING
-
-
 @given(warn=LIMITS, limit=LIMITS, since=st.lists(st.floats(0, 100), max_size=3), grace=st.floats(0, 10))
 def test_whatever_falls_due_is_seen_by_a_check_that_was_planned(
     warn: float | None, limit: float | None, since: list[float], grace: float

@@ -22,6 +22,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import BatchEncoder, decode, encode
 from swift_loader.transport.encoder import Encoded
+from tests.support.helpers import slow
 
 quiet_torch = pytest.mark.filterwarnings(
     "ignore:.*quantized tensor creation:UserWarning",
@@ -267,7 +268,7 @@ def test_quantised_tensors_keep_scale_and_zero_point(dtype: torch.dtype) -> None
 
 
 @quiet_torch
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("layout", [torch.strided, slow(torch.jagged)], ids=str)
 def test_nested_tensors_keep_their_parts(layout: torch.layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which torch makes when it first meets such a tensor
     parts = [torch.ones(2, 3), torch.zeros(4, 3)]
