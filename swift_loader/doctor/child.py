@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from swift_loader.__main__ import CommandError, find_target, made_by
@@ -34,6 +35,7 @@ from swift_loader.worker.torch_worker import set_num_threads
 _SAMPLES_SHARE, _AGAIN_SHARE, _BATCH_SHARE, _RANDOMNESS_SHARE = 0.5, 0.1, 0.15, 0.25
 """Of the seconds for measurements."""
 
+_MAX_BATCHES = 20
 _ENOUGH_HITS = 200
 """Of a small dataset of fast samples, one pass shows too few stacks."""
 _NUM_CLOSE = 64
@@ -117,9 +119,9 @@ class _Examiner:
         subject = Subject(dataset, num_samples, self._place)
         good = self._measure(subject)
         self.save(self.diagnosis)
-        if not good:
+        if self.diagnosis.timing is None:
             return []
-        self._judge_collating(subject, [sample.index for sample in good[: self.diagnosis.batch_size]])
+        self._judge_collating(subject, [sample.index for sample in good], self.diagnosis.timing.mean_s)
         self.save(self.diagnosis)
         close, seconds = [sample.index for sample in good[:_NUM_CLOSE]], _RANDOMNESS_SHARE * self._settings.seconds
         samples.judge_randomness(subject, close, seconds, self.diagnosis)
@@ -240,18 +242,20 @@ class _Examiner:
             list(slow),
         )
 
-    def _judge_collating(self, subject: Subject, indices: Sequence[int]) -> None:
-        """Make a batch of these samples, and find out how long that takes."""
-        batch, took_s = [], float("inf")
+    def _judge_collating(self, subject: Subject, good: Sequence[int], mean_s: float) -> None:
+        """Make batches of these samples for some seconds, and find out how long collating takes."""
+        seconds, times = _BATCH_SHARE * self._settings.seconds, list[float]()
+        size = min(self.diagnosis.batch_size, max(2, int(seconds / mean_s)), len(good))
         try:
-            for index in within(_BATCH_SHARE * self._settings.seconds, indices):
-                with subject.seeded(index):
-                    batch.append(subject.singles[index])
-            self._place.at("collating a batch")
-            for _ in range(_NUM_AGAIN):
+            for begin in within(seconds, range(0, min(len(good), _MAX_BATCHES * size), size)):
+                batch = []
+                for index in good[begin : begin + size]:
+                    with subject.seeded(index):
+                        batch.append(subject.singles[index])
+                self._place.at("collating a batch")
                 began_s = time.perf_counter()
-                collate_into(self._collate_fn)(list(batch), BatchMemory())
-                took_s = min(took_s, time.perf_counter() - began_s)
+                collate_into(self._collate_fn)(batch, BatchMemory())
+                times.append(time.perf_counter() - began_s)
         except Exception as error:
             self.diagnosis.fault(
                 "leaves",
@@ -261,7 +265,7 @@ class _Examiner:
                 "them; or pass a collate_fn, such as one that pads to the longest sample of the batch.",
             )
             return
-        self.diagnosis.batch_size, self.diagnosis.collate_s = len(batch), took_s
+        self.diagnosis.batch_size, self.diagnosis.collate_s = size, median(times)
 
     # A run of the loader
 

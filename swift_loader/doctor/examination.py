@@ -134,7 +134,7 @@ class Diagnosis:
     timing: Timing | None = None
     """The time of samples; None if none could be fetched."""
     batch_size: int = 32
-    """The loader's, or fewer if the dataset is small."""
+    """The loader's, or fewer if samples are few or take long."""
     collate_s: float | None = None
     """The time to collate such a batch; None if none could be collated."""
     lines: tuple[LineShare, ...] = ()

@@ -161,7 +161,7 @@ def timing_of(samples: Sequence[Fetch]) -> Timing:
     counted = samples[1:] or samples
     took = np.array([sample.took_s for sample in counted])
     slowest = sorted(counted, key=lambda sample: -sample.took_s)[:_NUM_SLOWEST]
-    mean_s, cpu_s = float(took.mean()), sum(sample.cpu_s for sample in counted)
+    mean_s, cpu_s = max(float(took.mean()), 1e-9), sum(sample.cpu_s for sample in counted)
     cpu_share = min(1.0, cpu_s / max(float(took.sum()), 1e-12))
     return Timing(
         num_samples=len(samples),

@@ -53,6 +53,12 @@ def test_batches_have_similar_lengths() -> None:
     assert lengths.sum() / unsorted < 0.5
 
 
+def test_each_epoch_forms_other_batches() -> None:
+    sampler = sampler_of(np.arange(200) % 17, 8)
+    first, second = ({frozenset(batch) for batch in sampler} for _ in range(2))
+    assert len(first & second) < 3
+
+
 def test_without_shuffling_buckets_follow_the_dataset() -> None:
     sampler = sampler_of([1, 2, 3, 4, 9, 8, 7, 6, 5], 2, bucket_size=4, shuffle=False)
     assert list(sampler) == [[3, 2], [1, 0], [4, 5], [6, 7], [8]]

@@ -25,6 +25,7 @@ from swift_loader.scheduler.messages import (
     Ready,
     Reap,
     Release,
+    SampleFailed,
     Send,
     Stall,
     TemplateEnded,
@@ -60,6 +61,21 @@ def build(scheduler: Scheduler, task: Send) -> None:
 
 
 # Batches and errors
+
+
+def test_after_close_events_are_of_no_interest() -> None:
+    scheduler = scheduler_with(1)
+    tasks = begin(scheduler)
+    scheduler.handle(SampleFailed(tasks[0], "why"), 0.0)
+    build(scheduler, tasks[0])
+    (ledger,) = scheduler.close()
+    assert [(one.batch, one.failures) for one in ledger.in_flight()] == [("batch 0", ("why",)), (None, ())]
+    build(scheduler, tasks[1])
+    scheduler.handle(Disconnected(0, 0), 0.0)
+    scheduler.fail(ValueError("too late"))
+    assert scheduler.decide(0.0) == []
+    assert scheduler.state is SchedulerState.CLOSED
+    assert repr(scheduler) == "<Scheduler closed, <Ledger generation 0, tasks sent: none, 0 ready>>"
 
 
 def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> None:
@@ -196,3 +212,14 @@ def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -
     assert scheduler.decide(0.0) == [Reap(1)]
     scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Release(1)]
+
+
+def test_renewed_it_gives_back_what_is_in_flight_and_begins_with_other_workers() -> None:
+    scheduler = resizable(2)
+    sent = begin(scheduler)
+    build(scheduler, sent[0])
+    (dropped,) = scheduler.renew()
+    assert [one.batch for one in dropped.in_flight()] == ["batch 0", None, None, None]
+    assert scheduler.decide(0.0) == []
+    scheduler.handle(Ready(2, 0), 0.0)
+    assert begin(scheduler)[0].work == sent[0].work

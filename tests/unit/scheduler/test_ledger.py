@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.sampling.work import StreamRounds, StreamWork, WorkSource
+from swift_loader.sampling.work import IndexWork, StreamRounds, StreamWork, WorkSource
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import Action, Answered, NoBatch, Send
 from swift_loader.scheduler.queues import MAX_TASKS, Limits, WorkerMove, Workers
@@ -142,6 +143,17 @@ def next_of(sent: list[Send], worker: int) -> Send:
     return next(task for task in sent if task.worker == worker)
 
 
+def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
+    ledger = ledger_with(2, Limits(2, 3, in_order=True), StreamRounds(0, 2))
+    tasks = assign(ledger)
+    for worker in (0, 1):
+        remove(ledger, worker)
+    add(ledger, 3, worker_id=1)
+    assert [(task.worker, task.work) for task in assign(ledger)] == [(3, tasks[1].work)]
+    add(ledger, 4, worker_id=0)
+    assert [(task.worker, task.work) for task in assign(ledger)] == [(4, tasks[0].work)]
+
+
 def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
     ledger = ledger_with(2, limits=Limits(4, 4, in_order=True))
     tasks = assign(ledger)
@@ -151,3 +163,23 @@ def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> N
     add(ledger, 2, worker_id=0)
     add(ledger, 3, worker_id=1)
     assert [task.sequence for task in assign(ledger)] == [0, 1, 2, 3]
+
+
+def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -> None:
+    work = [IndexWork(0, step, [step], step) for step in range(4)]
+    ledger = ledger_with(1, source=Works(work))
+    assert [task.work for task in assign(ledger)] == work[:1]
+    ledger.use_limits(Limits(3, 3, in_order=True))
+    assert remove(ledger, 0) == 1
+    add(ledger, 1, worker_id=5)
+    assert [task.work for task in assign(ledger)] == [one._replace(worker_id=None) for one in work[:2]]
+
+
+class Works(WorkSource):
+    """Hands out these works."""
+
+    def __init__(self, works: list[IndexWork]) -> None:
+        self.works = deque(works)
+
+    def next(self) -> IndexWork | None:
+        return self.works.popleft() if self.works else None
