@@ -270,8 +270,14 @@ class _Examiner:
     # A run of the loader
 
     def _resume(self, indices: list[int]) -> None:
-        """Run a loader over some samples, stop it, resume it, and compare every byte. Fewer than 4 samples don't do."""
+        """Run a loader over some samples, stop it, resume it, and compare every byte."""
         if len(indices) < _NUM_BATCHES:
+            self.diagnosis.warning(
+                "resume",
+                "Whether a run resumes exactly wasn't checked.",
+                f"such a run needs {_NUM_BATCHES} samples that can be fetched",
+                "Examine a dataset with more samples, or pass a larger --seconds.",
+            )
             return
 
         def make_loader(num_workers: int) -> SwiftLoader:

@@ -187,3 +187,8 @@ def test_the_command_prints_json() -> None:
     diagnosis = json.loads(done.stdout)
     assert diagnosis["num_samples"] == planted.NUM_SAMPLES
     assert diagnosis["timing"]["p50_s"] <= diagnosis["timing"]["max_s"]
+
+
+def test_it_says_that_too_few_samples_are_not_resumed() -> None:
+    finding = found(diagnosed("Three"), "resume")
+    assert (finding.severity, finding.what[:7]) == (Severity.WARNING, "Whether")

@@ -153,7 +153,7 @@ def test_loss_scales_need_a_number_for_each_sample_and_a_pass() -> None:
         assert [scale for _, scale in zip(sampler, sampler.loss_scales([1, 2]), strict=True)] == [1.0]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=[pytest.mark.processes, pytest.mark.slow])])
 def test_loss_scales_are_right_in_a_loader_that_resumes(num_workers: int) -> None:
     lengths = np.random.default_rng(2).integers(1, 50, 60)
 

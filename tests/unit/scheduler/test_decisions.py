@@ -28,6 +28,7 @@ from swift_loader.scheduler.messages import (
     SampleFailed,
     Send,
     Stall,
+    Start,
     TemplateEnded,
     Warn,
     WorkerLost,
@@ -61,6 +62,20 @@ def build(scheduler: Scheduler, task: Send) -> None:
 
 
 # Batches and errors
+
+
+def test_a_batch_is_delivered_with_the_failures_of_its_samples_as_they_were_reported() -> None:
+    scheduler = scheduler_with(1)
+    first, second = begin(scheduler)
+    for failure in ("c", "a"):
+        scheduler.handle(SampleFailed(first, failure), 0.0)
+    build(scheduler, first)
+    build(scheduler, second)
+    found = [scheduler.ledger.deliver() for _ in range(3)]
+    assert [(one.work, one.batch, one.failures) for one in found if one is not None] == [
+        (PlannedWork(0, 0), "batch 0", ("c", "a")),
+        (PlannedWork(0, 1), "batch 1", ()),
+    ]
 
 
 def test_after_close_events_are_of_no_interest() -> None:
@@ -212,6 +227,16 @@ def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -
     assert scheduler.decide(0.0) == [Reap(1)]
     scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Release(1)]
+
+
+def test_the_place_of_one_that_was_dismissed_is_taken_if_it_is_wanted_again() -> None:
+    scheduler = resizable(2)
+    scheduler.resize(1, LIMITS)
+    scheduler.resize(2, LIMITS)
+    assert scheduler.decide(0.0) == [Dismiss(1)]
+    scheduler.handle(Disconnected(1, 1), 0.0)
+    scheduler.handle(Ended(1, DEATH), 0.0)
+    assert scheduler.decide(0.0) == [Reap(1), Release(1), Start(1)]
 
 
 def test_renewed_it_gives_back_what_is_in_flight_and_begins_with_other_workers() -> None:
