@@ -45,7 +45,7 @@ def rows_of(mix: Mix, order: OrderSettings, begin: int, end: int) -> list[tuple[
 
 
 @given(data=st.data(), order=st.sampled_from(ORDERS), cut=st.integers(0, NUM_POSITIONS))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_each_source_is_visited_epoch_by_epoch_and_without_what_is_excluded(
     data: st.DataObject, order: OrderSettings, cut: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_each_source_is_visited_epoch_by_epoch_and_without_what_is_excluded(
 
 
 @given(mix=mixes(), order=st.sampled_from(ORDERS))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_at_each_position_each_source_has_had_its_share(mix: Mix, order: OrderSettings) -> None:
     sources = np.array([source for source, _, _ in rows_of(mix, order, 0, NUM_POSITIONS)])
     begins = [begin for begin, _ in mix.changes]
@@ -117,7 +117,7 @@ def test_10_000_samples_of_64_sources_have_their_shares_within_1_in_10_000() -> 
 
 
 @given(mix=mixes(), at=st.integers(0, NUM_POSITIONS), order=st.sampled_from(ORDERS))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_change_leaves_the_past_and_a_saved_mix_is_the_same(mix: Mix, at: int, order: OrderSettings) -> None:
     mix = mix.excluding(order, at, [0]) if mix.lengths[0] > 1 else mix
     saved = Mix.of_state(json.loads(json.dumps(mix.state)))
