@@ -95,10 +95,10 @@ class Subject:
         """Call its `__getitem__` in `seeded`."""
 
     @contextmanager
-    def seeded(self, index: int) -> Iterator[None]:
+    def seeded(self, index: int, epoch: int = 0) -> Iterator[None]:
         """Seed for a sample while it is fetched."""
         self._place.at("fetching a sample", index)
-        self._seeding.begin(Fetching(SEED, 0, [index], []))
+        self._seeding.begin(Fetching(SEED, epoch, [index], []))
         self._seeding.begin_sample(0)
         try:
             yield
@@ -126,10 +126,10 @@ class Subject:
         stack = [Line(one.filename, one.lineno or 0, one.name) for one in frames if is_users_file(one.filename)]
         return Fetch(index, took_s, cpu_s, raised.with_traceback(None), line_of(stack))
 
-    def digests(self, index: int) -> dict[str, bytes]:
+    def digests(self, index: int, epoch: int = 0) -> dict[str, bytes]:
         """Fetch a sample and return the digests of its leaves, by path; none if it fails this time."""
         try:
-            with self.seeded(index):
+            with self.seeded(index, epoch):
                 sample = self.singles[index]
         except (Exception, SystemExit):
             return {}
@@ -261,12 +261,21 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
     states = {name: _state_of(generator) for name, generator in held.items()}
     differing: dict[int, str] = {}
     """By index: the first path that isn't the same again."""
-    num_samples = 0
+    num_samples, reseeded = 0, {"random", "numpy.random", "torch"}
     for index in within(seconds, indices):
-        first, again = subject.digests(index), subject.digests(index)
+        first, again, after = subject.digests(index), subject.digests(index), _states_of_global()
+        subject.digests(index, epoch=1)
+        reseeded &= {name for name, state in _states_of_global().items() if state == after[name]}
         num_samples += 1
         if first != again:
             differing[index] = next((path for path, digest in first.items() if digest != again.get(path)), "")
+    if reseeded and num_samples:  # the seeds differ, so the states should
+        diagnosis.warning(
+            "randomness",
+            f"__getitem__ seeds {quoted(sorted(reseeded))} itself, so a sample draws the same in each epoch.",
+            "the generator's state after a sample is the same in epochs 0 and 1",
+            "Leave the seeding to the loader, which seeds by sample and epoch, or use swift_loader.sample_rng().",
+        )
     if not differing:
         diagnosis.healthy.append(f"{counted(num_samples, 'sample')} built twice with the same seeds are equal")
         return
@@ -283,6 +292,13 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
     paths = sorted({f"sample{path}" for path in differing.values()})
     seen = f"dataset indices {quoted(sorted(differing))}, in {quoted(paths)}; {cause}"
     diagnosis.fault("randomness", what, seen, remedy, sorted(differing))
+
+
+def _states_of_global() -> dict[str, bytes]:
+    """Return the states of the generators that the loader seeds, by the modules that own them."""
+    torch = sys.modules.get("torch")
+    states = {"random": digest_of(random.getstate()), "numpy.random": digest_of(np.random.get_state())}  # noqa: NPY002 - the global one
+    return states if torch is None else {**states, "torch": digest_of(torch.get_rng_state())}
 
 
 def _state_of(generator: Any) -> bytes:

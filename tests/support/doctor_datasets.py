@@ -139,6 +139,12 @@ class Growing(Sound):
         return self.cache.setdefault(index, super().__getitem__(index))
 
 
+class Reseeding(Sound):
+    def __getitem__(self, index: int) -> Any:
+        random.seed(index)
+        return {"noise": random.random()}
+
+
 class Empty(Sound):
     def __len__(self) -> int:
         return 0

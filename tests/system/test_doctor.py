@@ -125,6 +125,7 @@ def test_a_dataset_that_each_process_builds_anew_at_random_does_not_resume() -> 
         ("Failing", "faults", "record 77 is broken", "on_error='skip'", (planted.FAILING,)),
         ("TooLong", "length", "IndexError", "return 290", (planted.NUM_REAL, planted.NUM_SAMPLES - 1)),
         ("Growing", "memory", "dataset.cache", "Bound the cache", ()),
+        ("Reseeding", "randomness", "the same in epochs 0 and 1", "Leave the seeding", ()),
     ],
 )
 def test_a_planted_fault_is_found_with_its_remedy(
