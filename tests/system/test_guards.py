@@ -456,8 +456,8 @@ def test_forks_of_another_loader_change_no_kept_batch_and_leak_no_memory(front: 
 # Cost -----------------------------------------------------------------------------------------------------------------
 
 MOST_CALLS = {
-    "SwiftLoader": 43,
-    "DataLoader": 55,
+    "SwiftLoader": 40,
+    "DataLoader": 52,
     "DataLoader to a device": 110,
     "DataLoader of a stream": 58,
     "Pipeline in processes": 90,
