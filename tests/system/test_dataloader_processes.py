@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from swift_loader import DataLoader, EncodeError
+from swift_loader.executors.process.starter import num_cores
 from tests.support.datasets import identity
 from tests.support.helpers import LIKE_A_FORK, exhaustive, loader_processes, slow
 
@@ -327,3 +328,11 @@ def test_the_error_names_a_getattr_that_calls_itself_while_the_dataset_is_unpick
     assert len(told(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))) == 1
     dataset = Guarded(Workers())
     assert len(told(DataLoader(dataset, num_workers=1, multiprocessing_context=method))) == 1
+
+
+@slow
+def test_workers_that_are_being_started_can_be_replaced() -> None:
+    loader = make(num_workers=num_cores() + 1, multiprocessing_context="spawn", persistent_workers=True)
+    iter(loader)
+    loader._workers.engine.is_dirty = True  # as an interrupt leaves it
+    assert len(told(iter(loader))) == len(Workers())

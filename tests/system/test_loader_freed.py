@@ -62,3 +62,21 @@ def test_a_dataset_is_freed_with_its_loader_without_the_garbage_collector(name: 
         wait_until(lambda: dataset() is None, "the dataset is freed")
     finally:
         gc.enable()
+
+
+def test_handles_of_processes_need_no_garbage_collector() -> None:
+    def num_handles() -> int:
+        return sum(type(one).__name__ in {"Process", "Server", "Channel"} for one in gc.get_objects())
+
+    list(SwiftLoader(dataset=Counting(9), worker_per_consumer=2))  # the root has some
+    gc.collect()
+    before = num_handles()
+    gc.disable()
+    try:
+        for method in ("template", "fork", "spawn"):
+            loader = SwiftLoader(dataset=Counting(9), worker_per_consumer=2, start_method=method)
+            list(loader)
+            del loader
+        wait_until(lambda: num_handles() <= before, "all handles are gone")
+    finally:
+        gc.enable()

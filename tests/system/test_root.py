@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import operator
 import os
 import signal
@@ -17,8 +19,8 @@ import numpy as np
 import psutil
 import pytest
 
-from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
-from swift_loader.executors.process import starter
+from swift_loader import NoDescriptorsLeft, SwiftLoader, SwiftLoaderWarning, WorkerDied
+from swift_loader.executors.process import server, starter
 from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.roots import ROOTS, SWITCH
 from swift_loader.pipeline import Pipeline
@@ -370,3 +372,71 @@ def test_an_exit_code_comes_through_the_root() -> None:
 
     with pytest.raises(WorkerDied, match="exited with code 7"):
         once(Exiting)
+
+
+def test_a_loader_that_is_closed_while_the_root_is_asked_leaves_no_request() -> None:
+    once(datasets.Counting)
+    root = ROOTS._current
+    assert root is not None
+    os.kill(root_pid(), signal.SIGSTOP)
+    try:
+        with make_loader(datasets.Counting) as loader:
+            loader.prepare()
+            wait_until(lambda: bool(root._asked), "the root is asked")
+    finally:
+        os.kill(root_pid(), signal.SIGCONT)
+    wait_until(lambda: not root._asked, "the root has answered")
+    once(datasets.Counting)
+    assert ROOTS._current is root
+
+
+def test_a_lack_of_descriptors_in_the_trainer_ends_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failed = server.open_pidfd, list[int]()
+
+    def fail(pid: int) -> int:
+        if failed:
+            return real(pid)
+        failed.append(pid)
+        raise NoDescriptorsLeft(errno.EMFILE, "planted")
+
+    once(datasets.Counting)
+    before = root_pid()
+    monkeypatch.setattr(server, "open_pidfd", fail)
+    assert len(once(datasets.Counting)) == 25
+    assert failed
+    assert root_pid() == before
+
+
+class StartsAProcess(datasets.Counting):
+    def __init__(self, log: str) -> None:
+        super().__init__()
+        with open(log, "a") as pids:
+            pids.write(f"{subprocess.Popen(['sleep', '100']).pid}\n")
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_what_a_dataset_has_started_ends_with_the_loader_also_after_the_root_was_killed(tmp_path: Path) -> None:
+    log = tmp_path / "pids"
+    with make_loader(StartsAProcess, kwargs={"log": str(log)}, validate=False) as loader:
+        next(iterator := iter(loader))
+        os.kill(root_pid(), signal.SIGKILL)
+        list(iterator)
+    wait_until(lambda: all(is_gone(int(pid)) for pid in log.read_text().split()), "the dataset's processes have ended")
+
+
+class Named(datasets.OpensAFile):
+    """Holds a file, so that it can't be shared, and what its constructor sees."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.name = multiprocessing.current_process().name
+
+    def __getitem__(self, index: int) -> Any:
+        return {"id": index, "name": self.name}
+
+
+@pytest.mark.parametrize("method", ["template", "spawn"])
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_constructors_see_the_same_process_in_all_workers(method: str) -> None:
+    names = {name for batch in once(Named, workers=3, start_method=method) for name in batch["name"]}
+    assert names == {"MainProcess"}
