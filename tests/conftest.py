@@ -82,7 +82,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, temporary_folder: Path) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a test may have killed it
         resource_tracker.ensure_running()
-    root = _started_root()
+    root = _current_root() if request.node.get_closest_marker("own_root") else _started_root()
     before = _belongings(temporary_folder)
     yield
     gc.collect()

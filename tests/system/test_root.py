@@ -28,6 +28,8 @@ from swift_loader.runtime import LoaderThread
 from tests.support import datasets
 from tests.support.helpers import HANG_S, ROOT, ids_of, is_gone, is_tracker, make_loader, run_script, wait_until
 
+pytestmark = pytest.mark.own_root
+
 IMPORTED = """
 import os, sys
 from pathlib import Path
