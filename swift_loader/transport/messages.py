@@ -253,7 +253,7 @@ class Fork(Message):
 
 @dataclass(slots=True)
 class Forked(Message):
-    """Says that a child was forked; its pidfd is attached."""
+    """Says that a child was forked. A template attaches its pidfd."""
 
     serial: int
     pid: int
@@ -270,7 +270,7 @@ class Exited(Message):
 
 @dataclass(slots=True)
 class Warmed(Message):
-    """The modules of a request without a channel are imported; or a worker that is no fork has read the payload."""
+    """The modules of a request without a channel are imported."""
 
     serial: int
 
@@ -294,6 +294,11 @@ class Built(Message):
     """Why the dataset isn't shared; for the log. Empty if it is shared."""
     is_odd: bool
     """Whether the reason are threads, or what importing modules opened, of which the user is warned."""
+
+
+@dataclass(slots=True)
+class PayloadRead(Message):
+    """A worker that isn't a template's fork has read the payload. The first that it sends."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ NO_DESCRIPTORS_LEFT = 72
 # The state of the standard library's `multiprocessing` in a process that was forked and ends without it.
 
 
-def be_child(name: str) -> None:
+def name_child(name: str) -> None:
     """Be no "MainProcess" for `multiprocessing`, and have a parent. Programs look there to do things only once."""
     from multiprocessing import process
 

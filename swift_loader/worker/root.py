@@ -1,13 +1,15 @@
 """The root process: it has imported what datasets need, and forks a template for each loader of the trainer.
 
+Workers that can't be forks of a template are forks of the root, too.
+
 So a module is imported once per training process, not once per loader. Like a template, the root is single-threaded and
 owns nothing: importing must leave no threads and no open descriptors. If it did, or failed, or the source of a module
 has changed since, the root refuses. Then the trainer starts another root or an interpreter for that loader alone.
 
-    trainer ──FORK + channel──► root ──FORKED + pidfd──► trainer
+    trainer ──FORK + channel──► root ──FORKED──► trainer
                                 └─ fork ─► template ◄──channel──► trainer
 
-The kernel kills the root when the trainer ends, and the templates when the root ends.
+The kernel kills the root when the trainer ends, and what the root has forked when the root ends.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any, NoReturn
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.messages import Fork, Refused, Warmed
 from swift_loader.worker.process import ForkHazards, StackDumper, importing, reset_signals, run_and_exit
-from swift_loader.worker.template import Server, be_template, set_up
+from swift_loader.worker.template import ForkServer, be_template, set_up
 from swift_loader.worker.torch_worker import set_num_threads
 
 # Tells whether the source of an imported module has changed, as in a notebook that reloads modules as they are edited.
@@ -79,19 +81,19 @@ def main() -> NoReturn:
 
 def _be_root(channel: Channel) -> int:
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer hung up
-        Root(channel).serve()
+        RootServer(channel).serve()
     return 0
 
 
-class Root(Server):
-    """Imports modules, and forks templates."""
+class RootServer(ForkServer):
+    """Imports modules, and forks templates, and workers that are no forks of one."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self._stamps = SourceStamps()
 
     def take(self, request: Fork, descriptors: list[int]) -> bool:
-        """Import modules and fork a template, see `Server`. Without descriptors, only the imports are wanted."""
+        """Import modules and fork a template, see `ForkServer`. Without descriptors, only the imports are wanted."""
         is_stale = self._stamps.are_stale()
         reason = "the source of a module has changed" if is_stale else self._import(request.modules, descriptors)
         if reason:
@@ -103,7 +105,7 @@ class Root(Server):
         return True
 
     def be_child(self, serial: int, channel: Channel, stack_dumper: StackDumper) -> int:  # noqa: ARG002
-        """Be a template, see `Server`."""
+        """Be a template or a worker, see `ForkServer`."""
         _seed_like_new()
         importlib.invalidate_caches()
         try:

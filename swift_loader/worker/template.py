@@ -30,19 +30,29 @@ from swift_loader.errors import ProtocolError
 from swift_loader.runtime import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import failpoint
-from swift_loader.transport.messages import Become, Built, Exited, FailureStage, Fork, Forked, Message, Warmed, unpack
+from swift_loader.transport.messages import (
+    Become,
+    Built,
+    Exited,
+    FailureStage,
+    Fork,
+    Forked,
+    Message,
+    PayloadRead,
+    unpack,
+)
 from swift_loader.transport.payload import Payload
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import DatasetBuilder
 from swift_loader.worker.process import (
     ForkHazards,
     StackDumper,
-    be_child,
     die_with_parent,
     end_group,
     finish_multiprocessing,
     flush_streams,
     lead_group,
+    name_child,
     reset_multiprocessing,
     reset_signals,
     run_and_exit,
@@ -53,13 +63,13 @@ from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_worker import set_num_threads
 
 
-class Server:
+class ForkServer:
     """Forks children on request, reaps them, and reports how they ended: what templates and the root have in common."""
 
     failpoints = ""
     """What their names begin with; empty: there are none."""
     sends_pidfds = False
-    """Whether the trainer gets pidfds. If it lacks descriptors then, the channel is lost."""
+    """Whether the trainer gets pidfds. If it has no free descriptor then, the loader that is starting fails."""
 
     def __init__(self, channel: Channel, trainer: int = -1) -> None:
         """Serve the trainer over a channel. `trainer`: its pidfd; its end is the end.
@@ -158,14 +168,14 @@ class Server:
             failpoint(f"{self.failpoints}.{name}")
 
 
-class Template(Server):
+class Template(ForkServer):
     """A process that builds the dataset, and forks workers."""
 
     failpoints = "template"
     sends_pidfds = True
 
     def __init__(self, channel: Channel, builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int = -1) -> None:
-        """Build nothing yet. `trainer`: see `Server`."""
+        """Build nothing yet. `trainer`: see `ForkServer`."""
         super().__init__(channel, trainer)
         self._builder = builder
         self._stack_dumper = stack_dumper
@@ -240,13 +250,11 @@ class Template(Server):
     def take(self, request: Any, descriptors: list[int]) -> bool:
         """Fork a worker, or be one from now on."""
         if isinstance(request, Become):
-            for pidfd in self._children:
-                os.close(pidfd)
             run_and_exit(partial(self.be_child, request.serial, self._channel, self._stack_dumper))
         return super().take(request, descriptors)
 
     def be_child(self, serial: int, channel: Channel, stack_dumper: StackDumper) -> int:
-        """Be a worker, see `Server`. It may have read nothing yet."""
+        """Be a worker, see `ForkServer`. It may have read nothing yet."""
         builder = self._builder
         reset_multiprocessing()
         failpoint("worker.boot", serial)
@@ -254,13 +262,13 @@ class Template(Server):
         if not builder.is_read:
             if not self._tries(builder.read):
                 return 0
-            self.tell(Warmed(serial))
+            self.tell(PayloadRead())
             # As in a template, the constructor finds the main process's name.
             if builder.spec.options.torch is None and not self._tries(builder.build):
                 return 0
         options = builder.spec.options
         if options.torch is None:  # else it takes torch's name for it
-            be_child(f"SwiftLoader worker {serial}")
+            name_child(f"SwiftLoader worker {serial}")
         builder.run_worker(serial, channel)
         if options.start_method is StartMethod.FORK:
             finish_multiprocessing()  # the trainer may read from a queue of the dataset's
@@ -303,7 +311,7 @@ def be_template(
 ) -> int:
     """Serve the trainer until it hangs up; return the exit code. `builder` None: the payload comes first.
 
-    `trainer`: see `Server`.
+    `trainer`: see `ForkServer`.
     """
     try:
         failpoint("template.boot")

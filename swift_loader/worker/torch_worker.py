@@ -19,7 +19,7 @@ import numpy as np
 from swift_loader.batch.collate import use_in_default_collate
 from swift_loader.checks import can_call_without_arguments
 from swift_loader.transport.segments import Segment, SegmentPool
-from swift_loader.worker.process import be_child
+from swift_loader.worker.process import name_child
 from swift_loader.worker.seeding import Rng
 
 # What is sent to workers ----------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class TorchWorker:
         self.reseed(base_seed)
         self._announce(base_seed)
         self._base_seed = base_seed
-        be_child(f"DataLoader worker {self.worker_id}")
+        name_child(f"DataLoader worker {self.worker_id}")
         use_in_default_collate(self._mode.collate_functions)
         if self._mode.worker_init_fn is not None:
             self._mode.worker_init_fn(self.worker_id)

@@ -25,6 +25,7 @@ from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.roots import ROOTS, SWITCH
 from swift_loader.pipeline import Pipeline
 from swift_loader.runtime import LoaderThread
+from swift_loader.transport import channel
 from tests.support import datasets
 from tests.support.helpers import HANG_S, ROOT, ids_of, is_gone, is_tracker, make_loader, run_script, wait_until
 
@@ -393,7 +394,7 @@ def test_a_loader_that_is_closed_while_the_root_is_asked_leaves_no_request() -> 
 
 
 def test_a_lack_of_descriptors_in_the_trainer_ends_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, failed = server.open_pidfd, list[int]()
+    real, failed = channel.open_pidfd, list[int]()
 
     def fail(pid: int) -> int:
         if failed:

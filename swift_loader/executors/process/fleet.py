@@ -1,4 +1,4 @@
-"""The workers of one loader that are made from templates, as those who start, use and stop them see them."""
+"""The worker processes of one loader, on Linux."""
 
 from __future__ import annotations
 
@@ -224,14 +224,8 @@ class TemplateFleet(Fleet):
         template = self.starter.template
         if template is not None and template.is_gone:
             self.starter.replace_template()  # its end may have got lost
-        self.starter.call(self._leave_workers).result()
+        self.starter.call(self.starter.leave_workers).result()
         return super().renew()
-
-    def _leave_workers(self) -> None:
-        """Look after no worker any more. On the starter's thread, so those that were to be started have started."""
-        for worker in self.workers.values():
-            self.starter.unwatch(worker.process.diagnostics.fileno())
-        self.starter.begin_again()
 
     def reap(self, worker: Handle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""

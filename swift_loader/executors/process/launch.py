@@ -1,4 +1,4 @@
-"""Starts the interpreters of a loader's templates, and of roots, in one recorded environment."""
+"""Starts interpreters in one recorded environment: templates, workers that are no forks, and roots."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _tracker() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerLaunch(Launch):
-    """Starts templates and roots. Owns a descriptor until `close`."""
+    """Starts interpreters. Owns a descriptor until `close`."""
 
     umask: int = field(default_factory=_umask)
     """-1 if it is unknown. Then the trainer's umask at that time applies."""
@@ -87,7 +87,7 @@ class ServerLaunch(Launch):
         )
 
     def conditions(self) -> tuple[object, ...]:
-        """Return what an interpreter that was started now would have from then on.
+        """Return what a new interpreter inherits: command, environment, path, umask, directory, limits.
 
         Two interpreters with equal conditions are interchangeable.
         """

@@ -171,7 +171,7 @@ class MessageReader:
                     return SampleFailed(task, self._explainer.sample_failure(message, worker, task.work))
             case messages.Failure():
                 return self._read_failure(worker, message)
-            case messages.Warmed():
+            case messages.PayloadRead():
                 pass  # who waited for it has seen that something came
             case messages.NoBatch():
                 return NoBatch(worker.answered(message.generation, message.sequence))

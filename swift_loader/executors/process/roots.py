@@ -1,14 +1,14 @@
-"""Root processes, each of which has imported what datasets need, and forks templates on request: the trainer's side.
+"""Root processes, each of which has imported what datasets need, and forks on request: the trainer's side.
 
 Usually there is one root, for all loaders of this process. It starts in the background when the first loader is made. A
 loader whose environment differs from the root's gets another root, which takes the place of the first one; that exits
-when its last template has ended. A module whose import fails, or leaves threads or open files behind, is remembered:
+when what it has forked has ended. A module whose import fails, or leaves threads or open files behind, is remembered:
 loaders that need it start interpreters of their own. The environment variable SWIFT_LOADER_ROOT=0 switches roots off.
 
 A root has a thread of its own, which lives as long as the root: the kernel kills the root when the thread that started
 it ends. `swift_loader.worker.root` is the other side.
 
-    WANTED ──start──► RUNNING ──refusal, retire──► RETIRED ──last template──► ended        by `refusal` and the process
+    WANTED ──start──► RUNNING ──refusal, retire──► RETIRED ──last fork──► ended        by `refusal` and the process
 """
 
 from __future__ import annotations
@@ -242,7 +242,10 @@ class Roots:
                 self._current = None
 
     def stop(self) -> None:
-        """End all roots, and their templates. Blocks for 2.2 s at most for each. The next loader starts another one."""
+        """End all roots, and what they have forked for any loader. Blocks for 2.2 s at most for each.
+
+        The next loader starts another one.
+        """
         with self._lock:
             roots = [*self._former, *([] if self._current is None else [self._current])]
             self._current, self._former = None, []

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.executors.fleet import EXIT_LIMIT_S
 from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
@@ -26,11 +27,8 @@ from swift_loader.transport.messages import Exited, Fork, Forked, unpack
 from swift_loader.transport.segments import Segment, read_word
 from swift_loader.worker.process import end_group
 
-_EXIT_WAIT_S = 0.5
-"""How much later than the end of the pipe the exit status may arrive."""
 
-
-class Start(Protocol):
+class Launcher(Protocol):
     """Starts a process as a child of this one."""
 
     def start(self, channel: int, traces: int, stderr: int) -> Any:
@@ -47,10 +45,10 @@ class Process:
         NEW ──start, or Server.fork──► RUNNING ──► ended ──close──► CLOSED
     """
 
-    def __init__(self, waiter: LoopThread, serial: int = 0) -> None:
+    def __init__(self, waiter: LoopThread, serial: int = -1) -> None:
         """Start nothing. `waiter`: the thread that waits for it; it is woken whenever something here has changed."""
         self.serial = serial
-        """The number that it has as a worker."""
+        """The number that it has as a worker; -1: it is none yet."""
         self.pid = 0
         """0 until it runs."""
         self.pidfd = -1
@@ -82,15 +80,15 @@ class Process:
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
-    def start(self, start: Start) -> None:
+    def start(self, launcher: Launcher) -> None:
         """Start it as a child of this process, on the thread that is to live as long: the kernel kills it then."""
         # Until the process has its own handlers, what the program handles, as Ctrl-C, is blocked.
         with blocked({signal.SIGINT, *handled_signals()}), FORKS.starting, explaining_starts("a process"):
-            self.hand_over(partial(self._start, start))
+            self.hand_over(partial(self._start, launcher))
         self._note_pid(self._child.pid)
 
-    def _start(self, start: Start, *ends: int) -> None:
-        self._child = start.start(*ends)
+    def _start(self, launcher: Launcher, *ends: int) -> None:
+        self._child = launcher.start(*ends)
 
     def hand_over(self, give: Callable[..., object]) -> bool:
         """Give its ends of the channel and the pipes to the process, and close them here. Return False once closed."""
@@ -159,7 +157,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended."""
+        """Whether the process has ended, or doesn't run yet."""
         return self.pidfd < 0 or is_readable(self.pidfd)
 
     def wait_end(self, limit_s: float | None) -> bool:
@@ -205,12 +203,12 @@ class Process:
 
         The exit code stays None if the trainer ignores SIGCHLD.
         """
-        if self._child is None or not self.wait_end(_EXIT_WAIT_S):
+        if self._child is None or not self.wait_end(EXIT_LIMIT_S):
             return False
         if self._child.returncode is None:
             end_group(self.pid)
         try:
-            exit_code = self._child.wait(_EXIT_WAIT_S)
+            exit_code = self._child.wait(EXIT_LIMIT_S)
         except subprocess.TimeoutExpired:
             return False
         if self.exit_code is None and signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
@@ -254,7 +252,7 @@ def _only(descriptors: list[int], what: str) -> int:
 
 
 class Server(Process):
-    """A process that forks others on request: a template, or a root. Only the thread that waits for it uses it."""
+    """A process that forks others on request: a template, or a root. The thread that waits for it talks with it."""
 
     def __init__(self, waiter: LoopThread) -> None:
         super().__init__(waiter)

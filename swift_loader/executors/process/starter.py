@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from swift_loader.executors.fleet import EXIT_LIMIT_S, Fleet
 from swift_loader.executors.process.launch import ServerLaunch
 from swift_loader.executors.process.loop_thread import LoopThread, Stopped
 from swift_loader.executors.process.roots import ROOTS
-from swift_loader.executors.process.server import Process, Server, Start, is_readable
+from swift_loader.executors.process.server import Launcher, Process, Server, is_readable
 from swift_loader.executors.process.trainer_fork import ForkWatch, TrainerFork
 from swift_loader.executors.wording import attached
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
@@ -38,8 +38,9 @@ from swift_loader.transport.payload import (
 )
 from swift_loader.worker.spec import StartMethod
 
-# Templates start as forks of the root, which are quick, because the root has imported what the dataset needs; without a
-# root, as interpreters. All get the same environment, recorded when the loader starts.
+# Templates, and workers that are no forks of one, start as forks of the root, which are quick, because the root has
+# imported what the dataset needs; without a root, as interpreters. All get the same environment, recorded when the
+# loader starts.
 
 _MAX_ROOTS = 2
 """How many are tried. The second one starts if the source of a module has changed since the first one imported it."""
@@ -112,8 +113,8 @@ class Starter(LoopThread):
         """How templates died that were replaced before the workers ran."""
         self._ahead: dict[int, Process] = {}
         """The processes of workers to come, by id. They import, and have no tasks."""
-        self._num_ids = 0
-        """How many ids have had a process, if workers are no forks."""
+        self._to_start: deque[int] = deque()
+        """The ids of the workers that are to be started. Any thread may add one."""
         options = fleet.spec.options
         self._start_method = options.start_method
         self._is_torch = options.torch is not None
@@ -194,10 +195,6 @@ class Starter(LoopThread):
         self._replaceable.put(None)
         self.wake()
 
-    def begin_again(self) -> None:
-        """Have all workers started as if none had been."""
-        self._num_ids = 0
-
     @property
     def without_tasks(self) -> list[Process]:
         """The processes that aren't workers of the fleet's: the template, and those of workers to come. Any thread."""
@@ -225,7 +222,9 @@ class Starter(LoopThread):
         """Start the first template, and wait until it has built the dataset. Return the seconds that it needed."""
         began_s, built = time.monotonic(), None
         if self._fork is not None:
-            template = self._listen()
+            template = self.template
+            assert template is not None
+            self._listen(template)
             built = self._wait_built(template, "the template process")
             if built is None:
                 self._leave_fork(template)
@@ -250,7 +249,7 @@ class Starter(LoopThread):
         payload, launch = self._payload, self._launch
         if payload is None or launch is None:  # they were closed
             raise Stopped
-        process = self._fork_root(new, launch) if self._start_method is StartMethod.TEMPLATE else None
+        process = self._fork_of_root(new, launch) if self._start_method is StartMethod.TEMPLATE else None
         process = process or self._start_child(new(), launch)
         layout, descriptors = payload
         message = replace(layout, worker=worker).pack()
@@ -259,14 +258,14 @@ class Starter(LoopThread):
                 process.channel.send(message, descriptors[begin : begin + MAX_DESCRIPTORS])
         return process
 
-    def _start_child(self, process: AnyProcess, start: Start) -> AnyProcess:
+    def _start_child(self, process: AnyProcess, launcher: Launcher) -> AnyProcess:
         """Start a process as a child of this one, and return it. Any thread."""
         with self.lock, explaining_limits(), self._or_ended(process):
             self.check_open()
-            process.start(start)
+            process.start(launcher)
         return process
 
-    def _fork_root(self, new: Callable[[], AnyProcess], launch: ServerLaunch) -> AnyProcess | None:
+    def _fork_of_root(self, new: Callable[[], AnyProcess], launch: ServerLaunch) -> AnyProcess | None:
         """Return a fork of the root. None if there is no root for this loader.
 
         Only the loader's first template may start one: the root must have the environment of the later ones.
@@ -295,15 +294,11 @@ class Starter(LoopThread):
             process.close()
             raise
 
-    def _listen(self) -> Server:
-        """Listen to the template, which has started, and return it."""
+    def _listen(self, template: Server) -> None:
         self.check_open()
-        template = self.template
-        assert template is not None
         self.watch(template.diagnostics.fileno(), template.diagnostics)
         for descriptor in (template.channel.fileno(), template.pidfd):
             self.watch(descriptor, template)
-        return template
 
     def take_in(self, source: Any) -> None:
         """Take in what a template has sent, or that it has ended; or that a worker to come has sent something."""
@@ -405,8 +400,8 @@ class Starter(LoopThread):
         Raises `DatasetMismatch` if it hasn't built the same as the first one.
         """
         while True:
-            self._start_process(self._new_template)
-            template = self._listen()
+            template = self._start_process(self._new_template)
+            self._listen(template)
             who = f"another template process (pid {template.pid})"
             if (built := self._wait_built(template, who)) is None:
                 self._remove_dead(template)
@@ -452,45 +447,55 @@ class Starter(LoopThread):
         fleet.listen_to_all()
         for error in self._early:
             fleet.post(TemplateEnded(error, is_replaced=True))
-        self.submit(partial(self._start_late, num_first, fleet.options.num_workers))
+        self._to_start.extend(range(num_first, fleet.options.num_workers))
+        self.submit(self._start_next)
 
     def start_worker(self, worker_id: int) -> None:
         """Have a worker started with this id. Returns at once. Any thread."""
-        self.submit(partial(self._start_late, worker_id, worker_id + 1))
+        self._to_start.append(worker_id)
+        self.submit(self._start_next)
 
-    def _start_late(self, worker_id: int, stop: int) -> None:
-        """Start the workers with the ids from this one up to `stop`, unless nothing is started any more."""
-        if worker_id < stop and self.is_open:
-            self._start(worker_id)
-            self.submit(partial(self._start_late, worker_id + 1, stop))  # after deaths that came meanwhile
+    def _start_next(self) -> None:
+        """Start the next worker, unless nothing is started any more."""
+        if self._to_start and self.is_open:
+            self._start(self._to_start.popleft())
+            self.submit(self._start_next)  # after deaths that came meanwhile
+
+    def leave_workers(self) -> None:
+        """Look after no worker any more, and start none of those that were to be started."""
+        self._to_start.clear()
+        for worker in self._fleet.workers.values():
+            self.unwatch(worker.process.diagnostics.fileno())
 
     def _start(self, worker_id: int) -> None:
-        if self.are_forkable:
-            process = self._fork_worker()
-        elif (template := self.template) is not None:
-            process = template
-            process.serial, self._num_ids = self._fleet.next_serial(), 1
-            self._unlisten(template)
-            template.send(Become(process.serial).pack())
-        else:
-            process = self._fresh_worker(worker_id)
+        process: Process | None = None
+        while process is None:
+            if self.are_forkable:
+                template = self._living()  # it may have taken the place of another, and not be forkable
+                process = self._fork_from(template) if self.are_forkable else None
+            elif self.template is not None:
+                process, serial = self.template, self._fleet.next_serial()
+                self._unlisten(self.template)
+                self.template.send(Become(serial).pack())
+                process.serial = serial
+            else:
+                process = self._fresh_worker(worker_id)
         self._add_worker(worker_id, process)
 
-    def _fork_worker(self) -> Process:
-        """Return a fork of the template, which is replaced if it is gone, or hangs."""
-        serial = self._fleet.next_serial()
-        while True:
-            template, process = self._living(), Process(self, serial)
-            process.template = template
-            with self._or_ended(process):
-                template.fork(process, serial)
-                if not any(process.pid or template.is_gone for _ in self.rounds(FORK_LIMIT_S)):
-                    template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
-                    template.kill()
-                    any(template.is_gone for _ in self.rounds())
-            if process.pid:
-                return process
-            process.close()
+    def _fork_from(self, template: Server) -> Process | None:
+        """Return a worker that the template has forked; None if the template is gone, or hung and was killed."""
+        process = Process(self, self._fleet.next_serial())
+        process.template = template
+        with self._or_ended(process):
+            template.fork(process, process.serial)
+            if not any(process.pid or template.is_gone for _ in self.rounds(FORK_LIMIT_S)):
+                template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
+                template.kill()
+                any(template.is_gone for _ in self.rounds())
+        if process.pid:
+            return process
+        process.close()
+        return None
 
     def _fresh_worker(self, worker_id: int) -> Process:
         """Return a process that is this worker, once it has read the payload, or has ended. Others start meanwhile."""
@@ -505,10 +510,11 @@ class Starter(LoopThread):
         return process
 
     def _start_ahead(self, stop: int) -> None:
-        """Start the processes of the workers up to this id that have had none. Worker 0 is the template."""
-        for worker_id in range(max(1, self._num_ids), min(stop, self._fleet.options.num_workers)):
-            self._start_alone(worker_id)
-            self._num_ids = worker_id + 1
+        """Start the processes of the workers up to this id that have none. The template is worker 0 first."""
+        found = {*self._ahead, *(worker.worker_id for worker in self._fleet.workers.values())}
+        for worker_id in range(1, min(stop, self._fleet.options.num_workers)):
+            if worker_id not in found:
+                self._start_alone(worker_id)
 
     def _start_alone(self, worker_id: int) -> None:
         """Start a process that is told with the payload that it is this worker."""

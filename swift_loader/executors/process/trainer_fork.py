@@ -4,7 +4,7 @@ The thread that starts the loader forks, so the dataset finds what belongs to th
 grad mode, an SQLite connection. Locks of the user's other threads stay locked in the fork, as with any fork.
 
 A fork is made once per loader: a second one would be a copy of a trainer that has changed meanwhile. So workers that
-die are replaced, by forks of the fork, and the template isn't.
+die are replaced by forks of the fork. If the fork itself dies, a fresh interpreter takes its place, or the run ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from swift_loader.worker.template import be_template
 
 
 class ForkedChild:
-    """A fork of the trainer. See `server.Start`."""
+    """A fork of the trainer. See `server.Launcher`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
