@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import sys
@@ -532,8 +533,7 @@ class SwiftLoader(Closing):
         """The sampler that frameworks expect, with `set_epoch`. Each access makes one. It keeps the loader alive."""
         torch_data = sys.modules.get("torch.utils.data")
         if not self._options.sampling.shuffle and torch_data is not None:  # Lightning asks whether it is one of torch's
-            kind: Any = type("SequentialEpochSampler", (EpochSampler, torch_data.SequentialSampler), {})
-            return kind(self._lifecycle)  # type: ignore[no-any-return]
+            return _sequential(torch_data.SequentialSampler)(self._lifecycle)  # type: ignore[no-any-return]
         ask_framework("before_shuffled_sampler", self)
         return EpochSampler(self._lifecycle)
 
@@ -605,3 +605,9 @@ class SwiftLoader(Closing):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(pickle.loads(state["options"]), state["run"])
+
+
+@functools.cache
+def _sequential(base: type) -> Any:
+    """Return the class of the sampler of a loader that doesn't shuffle: one of torch's, too."""
+    return type("SequentialEpochSampler", (EpochSampler, base), {})

@@ -103,18 +103,18 @@ class Root(LoopThread):
             self.refusal = self.refusal or RootRefused("it has ended")
         if self.refusal is None and self._server is None:
             self._start()
-        try:
-            if self.refusal is not None:
-                raise self.refusal
-            assert self._server is not None
-            self._num_requests += 1
-            self._asked[self._num_requests] = modules, process
-            if process is None:
-                self._server.send(Fork(self._num_requests, modules).pack())
-            elif not self._server.fork(process, self._num_requests, modules):
-                del self._asked[self._num_requests]
-        except (RootRefused, OSError, SwiftLoaderError):  # no descriptors are left, or there are too many modules
-            self._asked.pop(self._num_requests, None)
+        number = self._num_requests = self._num_requests + 1
+        is_asked = False
+        if self.refusal is None and self._server is not None:
+            self._asked[number] = modules, process
+            with contextlib.suppress(
+                OSError, SwiftLoaderError
+            ):  # no descriptors are left, or there are too many modules
+                if process is None:
+                    self._server.send(Fork(number, modules).pack())
+                is_asked = process is None or self._server.fork(process, number, modules)
+        if not is_asked:
+            self._asked.pop(number, None)
             if process is not None:
                 process.refuse()
 
@@ -134,9 +134,7 @@ class Root(LoopThread):
             if not is_stopped:
                 self.end()
             return
-        self.watch(server.diagnostics.fileno(), server.diagnostics)
-        for descriptor in (server.channel.fileno(), server.pidfd):
-            self.watch(descriptor, server)
+        server.listen()
 
     def take_in(self, source: Server) -> None:
         """Take in what its process has sent, or that it has ended, and its forks with it."""
@@ -157,7 +155,7 @@ class Root(LoopThread):
 
     def _note(self, message: Any, source: Server) -> None:
         if isinstance(message, (Forked, Warmed)):
-            self._asked.pop(message.serial, None)  # it was refused if the process is known to be unusable
+            self._asked.pop(message.serial, None)  # None: it was refused meanwhile, with all that was asked
         elif isinstance(message, Refused):
             modules, _ = self._asked[message.serial]
             self._refuse(RootRefused(message.reason, () if message.is_stale else modules))
@@ -186,8 +184,8 @@ class Root(LoopThread):
     def note_failure(self, error: BaseException) -> None:
         """End the thread: nothing comes from the root any more."""
         self._refuse(error if isinstance(error, RootRefused) else RootRefused(f"{type(error).__name__}: {error}"))
-        if (server := self._server) is not None:
-            self.unwatch(server.pidfd, server.channel.fileno(), server.diagnostics.fileno())
+        if self._server is not None:
+            self._server.unlisten()
         self.end()
 
 

@@ -304,6 +304,18 @@ class Server(Process):
                 return
         self.is_gone = True
 
+    def listen(self) -> None:
+        """Have the thread that waits for it take in what it sends, and forward its stderr. On that thread."""
+        if (waiter := self._waiter) is not None:
+            waiter.watch(self.diagnostics.fileno(), self.diagnostics)
+            for descriptor in (self.channel.fileno(), self.pidfd):
+                waiter.watch(descriptor, self)
+
+    def unlisten(self) -> None:
+        """End `listen`. Idempotent."""
+        if (waiter := self._waiter) is not None:
+            waiter.unwatch(self.channel.fileno(), self.pidfd, self.diagnostics.fileno())
+
     def close(self) -> None:
         """Close everything, see `Process`, and forget its forks."""
         super().close()

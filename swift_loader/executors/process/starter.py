@@ -25,6 +25,7 @@ from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.server import Launcher, Process, Server, is_readable
 from swift_loader.executors.process.trainer_fork import ForkWatch, TrainerFork
 from swift_loader.executors.wording import attached
+from swift_loader.metrics.machine import available_cores
 from swift_loader.scheduler.messages import ExecutorFailed, TemplateEnded
 from swift_loader.transport.channel import MAX_DESCRIPTORS, duplicate, explaining_limits
 from swift_loader.transport.messages import Become, Built, Exited, Failure, Forked
@@ -77,8 +78,8 @@ AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return how many processes may import at the same time."""
+    return max(1, int(available_cores()))
 
 
 class Starter(LoopThread):
@@ -224,7 +225,8 @@ class Starter(LoopThread):
         if self._fork is not None:
             template = self.template
             assert template is not None
-            self._listen(template)
+            self.check_open()
+            template.listen()
             built = self._wait_built(template, "the template process")
             if built is None:
                 self._leave_fork(template)
@@ -293,12 +295,6 @@ class Starter(LoopThread):
             process.kill()
             process.close()
             raise
-
-    def _listen(self, template: Server) -> None:
-        self.check_open()
-        self.watch(template.diagnostics.fileno(), template.diagnostics)
-        for descriptor in (template.channel.fileno(), template.pidfd):
-            self.watch(descriptor, template)
 
     def take_in(self, source: Any) -> None:
         """Take in what a template has sent, or that it has ended; or that a worker to come has sent something."""
@@ -401,7 +397,8 @@ class Starter(LoopThread):
         """
         while True:
             template = self._start_process(self._new_template)
-            self._listen(template)
+            self.check_open()
+            template.listen()
             who = f"another template process (pid {template.pid})"
             if (built := self._wait_built(template, who)) is None:
                 self._remove_dead(template)
@@ -428,14 +425,11 @@ class Starter(LoopThread):
             raise type(error)(f"{error}\nAs many others ended before it: {num}") if num else error
         else:
             self._early.append(error)
-        self._unlisten(template)
+        template.unlisten()
         with self.lock:  # `stop` either has seen it, and closes it, or doesn't see it any more
             self.check_open()
             self.template = None
         template.close()
-
-    def _unlisten(self, template: Server) -> None:
-        self.unwatch(template.channel.fileno(), template.pidfd, template.diagnostics.fileno())
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
@@ -475,7 +469,7 @@ class Starter(LoopThread):
                 process = self._fork_from(template) if self.are_forkable else None
             elif self.template is not None:
                 process, serial = self.template, self._fleet.next_serial()
-                self._unlisten(self.template)
+                self.template.unlisten()
                 self.template.send(Become(serial).pack())
                 process.serial = serial
             else:
