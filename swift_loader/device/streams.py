@@ -348,7 +348,7 @@ class CopiesInFlight:
         """Issue the copies of a batch. Lets go of the batches on the host whose copies are over by now."""
         # An object that moves itself, or a function of the user's, may drop the batch's parts before they were read.
         find_memory = None if delivery.lease is None else delivery.lease.memory
-        event, memory = _PASSED, None if find_memory is None else find_memory()
+        memory = None if find_memory is None else find_memory()
         try:
             if self._is_closed:
                 raise LoaderClosed("the loader was closed while it moved a batch")
@@ -359,20 +359,32 @@ class CopiesInFlight:
             transfer.error = error
             if not isinstance(error, Exception) or is_interrupt(error):
                 raise
-        finally:  # a move may issue some copies and then raise
-            with self._lock:  # so they are in the order of the events: two threads may move
-                try:
+        finally:
+            try:
+                self._keep(transfer, delivery, memory)
+            finally:
+                if transfer.is_issued is not None:
+                    transfer.is_issued.give(None)
+
+    def _keep(self, transfer: Transfer, delivery: Delivery, memory: object) -> None:
+        """Keep what a move copies from until the copies are over. One that has raised may have issued some before."""
+        event = _PASSED
+        with self._lock:  # so they are in the order of the events: two threads may move
+            try:
+                event = self.stream.record()
+            except BaseException as error:
+                transfer.error = transfer.error or error
+                if not isinstance(error, Exception) or is_interrupt(error):  # the copies are under way nevertheless
                     event = self.stream.record()
-                except Exception as error:  # of the device, whose later work fails, too
-                    transfer.error = transfer.error or error
+                    raise
+                # else it is of the device, whose later work fails, too
+            finally:
                 transfer.event = event
                 self._in_flight.append((event, delivery, [memory, *transfer.sources]))
                 is_closed = self._is_closed
-            if transfer.is_issued is not None:
-                transfer.is_issued.give(None)
-            if is_closed:  # meanwhile, so no later call lets it go
-                self.stream.wait_for(event)
-                self.drop_finished()
+        if is_closed:  # meanwhile, so no later call lets it go
+            self.stream.wait_for(event)
+            self.drop_finished()
 
     def drop_finished(self) -> None:
         """Drop the host batches whose copies are over. Doesn't block."""
