@@ -9,7 +9,8 @@ Seeding takes 9 us per sample. That is too much for samples that take 2 us and d
 generators' states are compared after each batch. If they haven't changed, nothing was drawn. If they have, the batch is
 built again with a seed for each sample, as are the later ones. Samples are then fetched one by one, even if the dataset
 has `__getitems__`. So in the first batch of each further epoch, each sample is looked at: if none draws any more, no
-sample is seeded from then on. If only the `collate_fn` draws, only that is seeded.
+sample is seeded from then on. If only the `collate_fn` draws, only that is seeded. And only the generators are seeded
+from which was drawn in that batch. If a later batch draws from another one, too, it is built again with seeds for all.
 """
 
 from __future__ import annotations
@@ -55,11 +56,19 @@ _SEED_OF_A_FRESH_TORCH = 67280421310721
 """`c10::default_rng_seed_val`."""
 
 
-def seed_generators(key: int) -> None:
-    """Seed all of them with a 64-bit key."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the legacy generator; a 64-bit seed takes 6 times as long
-    torch = sys.modules.get("torch")
+_PYTHONS, _NUMPYS, _TORCHS = range(3)
+"""Their places in a snapshot."""
+
+ALL = frozenset((_PYTHONS, _NUMPYS, _TORCHS))
+
+
+def seed_generators(key: int, which: frozenset[int] = ALL) -> None:
+    """Seed them with a 64-bit key."""
+    if _PYTHONS in which:
+        random.seed(key)
+    if _NUMPYS in which:
+        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the legacy generator; a 64-bit seed takes 6 times as long
+    torch = sys.modules.get("torch") if _TORCHS in which else None
     if torch is not None:
         torch.default_generator.manual_seed(key)
 
@@ -105,12 +114,16 @@ class GeneratorStates:
 @contextmanager
 def preserved_generators() -> Iterator[None]:
     """Restore the generators' states afterwards, for code that runs in the user's own process."""
-    states = GeneratorStates.take()
+    states, is_garbage = GeneratorStates.take(), False
     try:
         yield
+    except GeneratorExit:  # of a `with` that an interrupt has left before its block; long ago, maybe
+        is_garbage = True
+        raise
     finally:
-        states.restore()
-        if states.torch is None and "torch" in sys.modules:
+        if not is_garbage:
+            states.restore()
+        if not is_garbage and states.torch is None and "torch" in sys.modules:
             sys.modules["torch"].default_generator.manual_seed(_SEED_OF_A_FRESH_TORCH)
 
 
@@ -176,8 +189,14 @@ class Seeding:
         self._had_torch = False
         self._idle: Snapshot | None = None
         """Snapshot of the generators before anything was drawn."""
+        self._begun: Snapshot = ()
+        """The same, of a batch whose samples are seeded."""
         self._seeded: Snapshot | None = None
-        """The same, in a batch that is looked at. None: it isn't, or something was drawn."""
+        """The same, after the last seed, in a batch that is looked at. None: it isn't."""
+        self._drew: set[int] = set()
+        """Which generators something was drawn from, in a batch that is looked at."""
+        self._drawn_from = ALL
+        """Those that are seeded for each sample. The others stay as they are when a batch begins."""
         self._collate_draws = False
         """Whether the `collate_fn` draws, so that it is seeded."""
         self._samples_drew: bool | None = None
@@ -201,7 +220,10 @@ class Seeding:
             base = derive_key(fetching.seed, Purpose.SAMPLE.value, fetching.epoch)
             self._keys = derive_keys(base, np.array(fetching.indices, np.int64).view(np.uint64)).tolist()
             seed_generators(fetching.collate_key)  # for `__getitems__`, which gets no seed per sample
-            self._seeded = snapshot_generators() if is_new and not self._builds_once else None
+            self._begun = () if self._builds_once else snapshot_generators()
+            self._seeded = self._begun if is_new and self._begun else None
+            if self._seeded is not None:
+                self._drew, self._drawn_from = set(), ALL
         elif self._idle is None or snapshot_generators() != self._idle:
             seed_generators(_IDLE_KEY)
             self._idle = snapshot_generators()
@@ -212,9 +234,14 @@ class Seeding:
             self._seed(self._keys[number])
 
     def _seed(self, key: int) -> None:
-        is_idle = self._seeded is not None and snapshot_generators() == self._seeded
-        seed_generators(key)
-        self._seeded = snapshot_generators() if is_idle else None
+        self._note_draws()
+        seed_generators(key, self._drawn_from)
+        if self._seeded is not None:
+            self._seeded = snapshot_generators()
+
+    def _note_draws(self) -> None:
+        if self._seeded is not None:
+            self._drew |= _changed(self._seeded, snapshot_generators())
 
     def replace(self, fetching: Fetching, *indices: int) -> None:
         """Put other samples in the place of the one that is being fetched, keyed by their own indices; or none."""
@@ -231,8 +258,9 @@ class Seeding:
             return
         if not self.by_sample:
             self._samples_drew = self._has_drawn()
-        elif self._seeded is not None and snapshot_generators() == self._seeded and not fetching.has_generator:
-            self._samples_drew = False
+        elif self._seeded is not None:
+            self._note_draws()
+            self._samples_drew = None if self._drew or fetching.has_generator else False
         if self.by_sample or (self._collate_draws and not self._samples_drew):
             self._seed(fetching.collate_key)
 
@@ -244,15 +272,23 @@ class Seeding:
         _enter(self._outer)
         only_collate_may_draw = self._samples_drew is False
         if self.by_sample:
+            if self._rng is not Rng.SAMPLE:
+                return False
             if only_collate_may_draw:
-                self.by_sample, self._collate_draws = False, True
+                self.by_sample, self._collate_draws, self._seeded, self._drawn_from = False, True, None, ALL
+            elif self._seeded is not None:
+                self._note_draws()
+                self._seeded, self._drawn_from = None, frozenset(self._drew)
+            elif self._begun and _changed(self._begun, snapshot_generators()) - self._drawn_from:
+                self._drawn_from = ALL
+                return True
             # torch was imported while the batch was fetched, so its generator wasn't seeded.
-            return self._rng is Rng.SAMPLE and not self._had_torch and "torch" in sys.modules
+            return not self._had_torch and "torch" in sys.modules
         has_drawn = not (only_collate_may_draw and self._collate_draws) and self._has_drawn()
         if has_drawn and only_collate_may_draw and not fetched.drew_in_bulk:
             self._collate_draws = True
             return True
-        self.by_sample = has_drawn or fetched.drew_in_bulk
+        self.by_sample, self._drawn_from = has_drawn or fetched.drew_in_bulk, ALL
         return self.by_sample
 
     def _has_drawn(self) -> bool:
@@ -265,6 +301,11 @@ class Seeding:
             unused = torch.Generator().manual_seed(torch.default_generator.initial_seed())
             return now != (*self._idle, _snapshot_torch(unused))
         return now != self._idle
+
+
+def _changed(before: Snapshot, now: Snapshot) -> set[int]:
+    """Return the places of the generators from which something was drawn in between."""
+    return {place for place, (old, new) in enumerate(zip(before, now, strict=False)) if old != new}
 
 
 class Fetching:
@@ -380,19 +421,26 @@ def sample_rng() -> np.random.Generator:
     return np.random.default_rng() if fetching is None else fetching.generator()
 
 
+@contextmanager
+def watched_draws() -> Iterator[Fetching]:
+    """Have `sample_rng` key this thread by a sample of its own, whose `drew_in_bulk` tells whether it was called."""
+    outer = _of_thread.is_worker, _of_thread.current
+    fetching = Fetching(0, 0, [0], [], in_bulk=True)
+    try:
+        key_this_thread(fetching)
+        yield fetching
+    finally:
+        _of_thread.is_worker, _of_thread.current = outer
+
+
 def fetched_without_draws(fetch: Callable[[], Any]) -> tuple[Any, bool, bool]:
     """Return a sample, whether fetching it asked for `sample_rng()`, and whether the generators moved meanwhile.
 
     Threads share the global generators, so on a worker thread these aren't watched, and any other thread may move them.
     """
-    outer = _of_thread.is_worker, _of_thread.current
     before = None if _of_thread.is_worker else snapshot_generators()
-    fetching = Fetching(0, 0, [0], [], in_bulk=True)
-    try:
-        key_this_thread(fetching)
+    with watched_draws() as fetching:
         sample = fetch()
-    finally:
-        _of_thread.is_worker, _of_thread.current = outer
     moved = before is not None and snapshot_generators()[: len(before)] != before
     return sample, fetching.drew_in_bulk, moved
 

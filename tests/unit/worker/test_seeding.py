@@ -102,6 +102,25 @@ def test_what_a_sample_draws_depends_on_the_sample_alone(draw: Callable[[], Any]
     assert again.build(0, epoch=1) != expected or len(at) == 1
 
 
+class Varying(Drawing):
+    """Sample i draws from one generator, from another one, or from both or none."""
+
+    def __getitem__(self, index: int) -> Any:
+        kinds = (self.draw, random.random, lambda: (self.draw(), random.random()), lambda: 0)
+        return (index, kinds[index // 12 % 4]())
+
+
+@pytest.mark.parametrize("draw", list(DRAWS.values())[4:], ids=list(DRAWS)[4:])
+def test_each_generator_is_seeded_once_something_is_drawn_from_it(draw: Callable[[], Any]) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return samples, draw() if samples[0][0] % 5 else random.random()
+
+    expected = [Builder(Varying(draw), collate_fn=collate).build(step) for step in range(25)]
+    for steps in (range(25), [*reversed(range(25))], [11, 3, 24, 0, 12, 13, 5, 4]):
+        builder = Builder(Varying(draw), collate_fn=collate)
+        assert [builder.build(step) for step in steps] == [expected[step] for step in steps]
+
+
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
 def test_a_batch_that_drew_is_built_again_once_and_the_later_ones_not(draw: Callable[[], Any]) -> None:
     dataset = Drawing(draw, range(5, 100))
