@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         RankMismatch,
         RankStalled,
         RemoteTraceback,
+        SamplesDraw,
         SharedMemoryFull,
         SharedMemoryLost,
         StateMismatch,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from swift_loader.sampling.mixture import Mixture
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.shared.lists import SharedList
+    from swift_loader.worker.mapped import mapped
     from swift_loader.worker.seeding import sample_rng
     from swift_loader.worker.stream import Stateful
 
@@ -110,6 +112,7 @@ __all__ = [
     "RayExecutor",
     "RemoteTraceback",
     "SampleFailure",
+    "SamplesDraw",
     "SharedList",
     "SharedMemoryFull",
     "SharedMemoryLost",
@@ -131,6 +134,7 @@ __all__ = [
     "cached",
     "default_collate",
     "distributed",
+    "mapped",
     "sample_rng",
     "to_device",
 ]
@@ -159,6 +163,7 @@ _HOMES = {
     "cached": "swift_loader.cache",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",
+    "mapped": "swift_loader.worker.mapped",
     "sample_rng": "swift_loader.worker.seeding",
     "to_device": "swift_loader.device.move",
 }

@@ -95,15 +95,11 @@ class CacheMismatch(SwiftLoaderError, ValueError):
 
 
 class SamplesDraw(CacheMismatch):
-    """The samples of a cached dataset draw random numbers."""
+    """What `cached` keeps, or what `mapped` reads, draws random numbers. Move that to `transform`."""
 
 
 class CacheCorrupt(SwiftLoaderError):
     """The file of a cache is damaged where nothing can be made again: its header, or where its entries end."""
-
-
-OF_ALL_SAMPLES = (CacheMismatch, CacheCorrupt)
-"""Errors that a sample raises and that aren't its own, so leaving it out is no remedy."""
 
 
 class NoDescriptorsLeft(SwiftLoaderError, OSError):
@@ -120,6 +116,10 @@ class StateMismatch(SwiftLoaderError, ValueError):
 
 class LoaderClosed(SwiftLoaderError):
     """The loader was used after `close()`."""
+
+
+OF_ALL_SAMPLES = (CacheMismatch, CacheCorrupt, LoaderClosed)
+"""Errors that a sample raises and that aren't its own, so leaving it out is no remedy."""
 
 
 class TooManyErrors(SwiftLoaderError):

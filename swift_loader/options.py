@@ -48,6 +48,7 @@ from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits, default_in_flight
 from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.fetch import OnError
+from swift_loader.worker.mapped import tasks_ahead
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
 
@@ -345,6 +346,8 @@ class DeliveryOptions:
     executor: RayExecutor | None = option("executor", check_executor, default=None)
     """Where further workers are. They count in `num_workers`. None: all of them are on this machine."""
 
+    num_ahead: int = 0
+    """How many tasks each worker should have, because it reads ahead. 0: it doesn't."""
     num_local: int = 0
     """With an executor: how many of the workers are on this machine. They have the lowest ids."""
 
@@ -373,7 +376,8 @@ class DeliveryOptions:
     @property
     def limits(self) -> Limits:
         """How far ahead of the loop the workers may work."""
-        return Limits.of(self.max_in_flight, self.max_ready_per_worker, self.num_workers, in_order=self.in_order)
+        given = self.max_in_flight, self.max_ready_per_worker
+        return Limits.of(*given, self.num_workers, in_order=self.in_order, num_ahead=self.num_ahead)
 
     def warn_of_idle_workers(self) -> None:
         """Warn if the user's limit doesn't let all workers be busy."""
@@ -467,7 +471,9 @@ class Options:
         if check_flag("shared", given["shared"]):
             from swift_loader.shared.lists import share_lists as share
         workers = checked(WorkerOptions, {**given, "shared": share})
-        options = cls(checked(SamplingOptions, given), workers, delivery, checked(ReportOptions, given))
+        sampling = checked(SamplingOptions, given)
+        delivery = replace(delivery, num_ahead=tasks_ahead(workers.dataset, sampling.batch_size))
+        options = cls(sampling, workers, delivery, checked(ReportOptions, given))
         if share is not None and workers.dataset is not None:  # nothing else is wrong, so the dataset may be changed
             options = replace(options, workers=replace(workers, dataset=share(workers.dataset)))
         return options

@@ -121,6 +121,8 @@ class InlineWorkers:
         elif is_keyed or self._definitions is not None:
             rng, self._leaves_generators = Rng.SAMPLE if is_keyed else Rng.NONE, is_keyed
             self._samples = KeyedSamples(self._dataset, mode, rng, base_seed, None, self._definitions)
+            if self._samples.ahead is not None:
+                self._samples.ahead.begins_here = True
         else:
             kind = loader._dataset_kind  # noqa: SLF001
             self._fetcher: Any = _DatasetKind.create_fetcher(

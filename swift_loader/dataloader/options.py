@@ -13,6 +13,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -26,6 +27,7 @@ from swift_loader.device.pinning import pinning
 from swift_loader.integrations import FRAMEWORKS
 from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType, check_executor
 from swift_loader.ranks.ranks import find_ranks
+from swift_loader.worker.mapped import tasks_ahead
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stream import is_huggingface
@@ -54,6 +56,10 @@ def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
     }
     same = {name: getattr(loader, name) for name in _SAME}
     delivery = checked(DeliveryOptions, {**same, **translated})  # the loop's thread pins
+    size = loader.batch_size or (
+        1 if loader.batch_sampler is None else getattr(loader.batch_sampler, "batch_size", None)
+    )
+    delivery = replace(delivery, num_ahead=tasks_ahead(loader.dataset, size))
     if delivery.uses_threads:
         _check_threads(loader)
     return delivery

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,22 @@ class LocalBuilder:
         """Show how far the current batch is."""
         return self._builder.samples.counters
 
+    def read_ahead(self, waiting: Callable[[], Iterable[Send]], *, begins_here: bool = False) -> None:
+        """Let it know the tasks after the present one. `begins_here`: see `Ahead`."""
+        samples = self._builder.samples
+        samples.coming = lambda: map(task_of, waiting())
+        if samples.ahead is not None:
+            samples.ahead.begins_here = begins_here
+
+    def stack_of_read(self) -> str:
+        """Return where the read of a mapped dataset is that it waits for; empty if it doesn't. Any thread."""
+        return self._builder.samples.ahead.stack() if self._builder.samples.ahead is not None else ""
+
+    def close(self) -> None:
+        """Read nothing more for a mapped dataset. Any thread."""
+        if self._builder.samples.ahead is not None:
+            self._builder.samples.ahead.close()
+
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None) -> None:
         """Build the batches of another plan from now on. `resume`: see `NewPlan`."""
         self._plan = Plan.of(self._plan.order.num_samples, plan)
@@ -111,6 +129,7 @@ class LocalBuilder:
         answer.snapshot, decode_ns = self._builder.samples.state, time.perf_counter_ns() - started_ns
         answer.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        answer.reads_ahead = batch.reads_ahead
         self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)
         return [*self._sample_failures(task, self._builder.failures), answer]
 
@@ -202,6 +221,7 @@ class InlineExecutor(Inbox, Executor):
             who="the loop's process",
             store=HeapStore(),
         )
+        self._builder.read_ahead(partial(islice, self._tasks, 1, 2), begins_here=True)
 
     def _begin(self, num_samples: int) -> None:
         self.plan = Plan.of(num_samples, self._spec.plan)
@@ -233,7 +253,9 @@ class InlineExecutor(Inbox, Executor):
 
     def close(self) -> list[Any]:
         """Release the dataset. Idempotent."""
-        self._builder = None
+        builder, self._builder = self._builder, None
+        if builder is not None:
+            builder.close()
         return []
 
     # Its inbox --------------------------------------------------------------------------------------------------------

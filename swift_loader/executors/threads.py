@@ -101,6 +101,8 @@ class ThreadWorker(WorkerThread):
         self.slots = PrivateSlots(executor.max_free)
         self._builder: LocalBuilder | None = None
         """None until it is ready."""
+        self._waiting: deque[Send] = deque()
+        """What is in `tasks`."""
         self._plan_generation = 0
         """The first generation of the builder's plan; 0: the plan that it was made with."""
 
@@ -113,8 +115,19 @@ class ThreadWorker(WorkerThread):
         """Return the position of the sample that it is fetching; None if unknown."""
         return None if self._builder is None else self._builder.counters.position_in_batch()
 
+    def stack(self) -> str:
+        """Return its stack, and that of the read that it waits for."""
+        return f"{super().stack()}\n{self._builder.stack_of_read() if self._builder is not None else ''}".rstrip()
+
+    def stop(self) -> None:
+        """Let the thread end after its current task, which waits for no more reads."""
+        super().stop()
+        if self._builder is not None:
+            self._builder.close()
+
     def send(self, task: Send) -> None:
         """Have the thread build a batch of the plan of now, after those that it has."""
+        self._waiting.append(task)
         self.tasks.put((task, self.executor.plans.get(self.worker_id, self.executor.plan_now)))
 
     def serve(self) -> None:
@@ -124,7 +137,9 @@ class ThreadWorker(WorkerThread):
         try:
             self._builder = self.executor.builder_of(self)
             self.post([messages.Ready(self.serial, self.worker_id)])
+            self._builder.read_ahead(self._waiting.copy)
             for task, plan in iter(self.tasks.get, None):
+                self._waiting.popleft()
                 self.post(self._answer(self._builder, task, plan))
                 task = None  # noqa: PLW2901 - its keys may be large, and the next task may come much later
             self.post([messages.Disconnected(self.serial, self.worker_id)])

@@ -41,9 +41,9 @@ class Metrics:
     gave a batch. What the process does between two passes, such as validation, doesn't count.
     """
 
-    STAGES = ("fetch", "collate", "encode", "decode", "wait")
-    """In the worker: fetch the samples, collate them, copy what isn't in the slot yet. In the trainer: make views of
-    the slot; wait for the batch."""
+    STAGES = ("read", "fetch", "collate", "encode", "decode", "wait")
+    """In the worker: wait for reads of a mapped dataset, fetch the samples without that, collate them, copy what isn't
+    in the slot yet. In the trainer: make views of the slot; wait for the batch."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -110,6 +110,8 @@ class Metrics:
             batch.fetch_ns,
             batch.collate_ns,
             batch.encode_ns,
+            batch.read_ns,
+            batch.reading_ns,
             batch.cpu_ns,
             batch.run_delay_ns,
             received_ns,
@@ -155,7 +157,7 @@ class Metrics:
             return NOT_NOTED
         self._built.append(num_samples)
         now_ns = time.perf_counter_ns()
-        built = (asked_ns, began_ns, now_ns - began_ns, 0, 0, time.thread_time_ns() - cpu_ns, -1, now_ns, 0)
+        built = (asked_ns, began_ns, now_ns - began_ns, 0, 0, 0, 0, time.thread_time_ns() - cpu_ns, -1, now_ns, 0)
         return self.note_delivery((epoch, step, 0, num_samples, 0, *built), asked_ns, now_ns, 0)
 
     def note_copy(self, number: int, copy_ns: int) -> None:
@@ -257,7 +259,7 @@ class Metrics:
 CAPACITY = 4096
 """Rows that are kept."""
 
-_ROW = struct.Struct("<qqiiqqqqqqqqqqqqiiq")
+_ROW = struct.Struct("<qqiiqqqqqqqqqqqqqqiiq")
 """The layout of `BATCH`, which has no padding."""
 
 

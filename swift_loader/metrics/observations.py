@@ -2,8 +2,8 @@
 
 All clock readings are of `time.perf_counter_ns`, which all processes of a machine share.
 
-    sent ─► began ─fetch─► ─collate─► ─encode─► built ─► received ─decode─► ready ─► delivered ─► the next `next`
-    trainer  worker                              worker   trainer            trainer  loop          loop
+    sent ─► began ─read─► ─fetch─► ─collate─► ─encode─► built ─► received ─decode─► ready ─► delivered ─► next `next`
+    trainer  worker                                     worker   trainer            trainer  loop         loop
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ BATCH = np.dtype(
         ("fetch_ns", np.int64),  # getting the samples from the dataset
         ("collate_ns", np.int64),
         ("encode_ns", np.int64),
+        ("read_ns", np.int64),  # how long fetching waited for reads of a mapped dataset
+        ("reading_ns", np.int64),  # how long those reads took, in sum: several at a time, and some before the batch
         ("cpu_ns", np.int64),  # CPU time of the worker, from the end of its batch before to the end of this one
         ("run_delay_ns", np.int64),  # in that time, how long it was ready to run, but had no core; -1: not measured
         ("received_ns", np.int64),  # when the trainer had its announcement
@@ -49,6 +51,7 @@ Arrival = tuple[int, ...]
 WORKER, TRAINER, NOBODY = "worker", "trainer", "nobody"
 
 LIFE = {
+    "read": WORKER,
     "fetch": WORKER,
     "collate": WORKER,
     "encode": WORKER,
@@ -82,8 +85,9 @@ def stage_times(batches: NDArray[np.void], *, in_order: bool = True) -> dict[str
     `build`, all that the worker did, and `wait`, how long the loop waited for the batch.
     """
     began, received, asked, delivered = (batches[f"{name}_ns"] for name in ("began", "received", "asked", "delivered"))
-    times = {stage: batches[f"{stage}_ns"] for stage in ("fetch", "collate", "encode", "decode")}
+    times = {stage: batches[f"{stage}_ns"] for stage in ("read", "fetch", "collate", "encode", "decode")}
     times["build"] = times["fetch"] + times["collate"] + times["encode"]
+    times["fetch"] = times["fetch"] - times["read"]
     is_measured = (began > 0) & (received > 0)
     ready = np.where(received > 0, np.minimum(received + times["decode"], delivered), delivered)
     turn = np.maximum.accumulate(ready) if in_order else ready  # all batches before it are ready
@@ -178,7 +182,7 @@ WINDOW = 512
 """Batches that make up the recent past of dashboards."""
 
 _FIGURES = ("batches_per_s", "samples_per_s", "wait_share", "ready_mean", "num_workers")
-_STAGES = ("fetch", "collate", "encode", "transport", "decode", "wait")
+_STAGES = ("read", "fetch", "collate", "encode", "transport", "decode", "wait")
 _SHARES = (0.5, 0.99)
 _QUANTILES = tuple(f"{stage}_ms_{name}" for stage in _STAGES for name in ("p50", "p99"))
 _TOTALS = ("batches_total", "samples_total", "waited_s_total", "elapsed_s_total", "restarts_total")

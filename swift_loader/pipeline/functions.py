@@ -20,6 +20,7 @@ from swift_loader.pipeline.stage import LoopRelay, Marker, Relay, RelayStage, Re
 from swift_loader.sampling.work import IndexWork
 from swift_loader.scheduler.messages import Answered, Send
 from swift_loader.worker.fetch import POSITION_BITS
+from swift_loader.worker.mapped import Sleep, retried, run_now, sleep_here
 from swift_loader.worker.seeding import Fetching, key_this_thread
 
 
@@ -99,6 +100,33 @@ class Submitted:
             f"stage {self.function.name!r} has executor={self.executor!r}, which can't be pickled or copied; make the "
             f"pipeline where it runs, or give on='thread' or 'process'"
         )
+
+
+@dataclass(frozen=True)
+class Retried:
+    """Calls a function again that raises. Its waits are those of `mapped`."""
+
+    call: Callable[[Any], Any]
+    retries: int
+
+    def __call__(self, item: Any) -> Any:
+        """Return the function's result."""
+        return run_now(self._call(item, sleep_here))
+
+    async def _call(self, item: Any, sleep: Sleep) -> Any:
+        async def attempt() -> Any:
+            result = self.call(item)
+            return await result if sleep is asyncio.sleep else awaited(result)
+
+        return await retried(attempt, self.retries, "do it", sleep, [])
+
+
+class RetriedCoroutine(Retried):
+    """The same for a coroutine function."""
+
+    async def __call__(self, item: Any) -> Any:
+        """Return the function's result."""
+        return await self._call(item, asyncio.sleep)
 
 
 def awaited(result: Any) -> Any:

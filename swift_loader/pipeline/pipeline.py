@@ -20,7 +20,7 @@ from swift_loader.checks import (
 )
 from swift_loader.pipeline import nodes
 from swift_loader.pipeline.epochs import Epochs, PipelineIterator, ShownPipelineIterator
-from swift_loader.pipeline.functions import Function, Kind, Submitted, kind_of
+from swift_loader.pipeline.functions import Function, Kind, Retried, RetriedCoroutine, Submitted, kind_of
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, MapNode, OutputOrder, Where
 from swift_loader.pipeline.sources import Chain, Gathered, Join, OnEnd, Plain, check_source
 from swift_loader.pipeline.tally import ItemFailure
@@ -122,6 +122,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: float | None = None,
         timeout: float | None = None,
+        retries: int = 0,
         buffer_size: int | None = None,
         name: str | None = None,
     ) -> Pipeline[_Other]: ...
@@ -137,6 +138,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: float | None = None,
         timeout: float | None = None,
+        retries: int = 0,
         buffer_size: int | None = None,
         name: str | None = None,
     ) -> Pipeline[_Other]: ...
@@ -151,6 +153,7 @@ class Pipeline(Closing, Generic[_Item_co]):
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: float | None = None,
         timeout: float | None = None,
+        retries: int = 0,
         buffer_size: int | None = None,
         name: str | None = None,
     ) -> Pipeline[Any]:
@@ -178,6 +181,8 @@ class Pipeline(Closing, Generic[_Item_co]):
                 the item is left out: its process is killed or its coroutine cancelled. A thread can't be killed, so
                 another one takes its place. A generator in threads or coroutines, with `output_order="input"`, always
                 ends the iteration. None or 0: no limit.
+            retries: How often a call that raises is repeated, after about 0.1 s, 0.2 s, 0.4 s and so on, as with
+                `mapped`. Then `on_error` holds. `timeout` is for all of them together. Not for generators.
             buffer_size: How many more items may wait, for a call or for the next stage. Default: as many as
                 `concurrency`.
             name: The stage's name in errors and reports. Default: the function's.
@@ -199,6 +204,11 @@ class Pipeline(Closing, Generic[_Item_co]):
                 )
             chosen, where = Function(Submitted(chosen, executor), Kind.COROUTINE, name), Where.LOOP
         kind = chosen.kind
+        if check_integer("retries", retries, 0):
+            if kind.is_generator:
+                raise ValueError(f"retries={retries} can't repeat a {kind.value}, which may have given results")
+            again = RetriedCoroutine if kind.is_async else Retried
+            chosen = replace(chosen, call=again(chosen.call, retries))
         if kind.is_async != (where is Where.LOOP):
             allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
             raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")

@@ -22,6 +22,7 @@ from swift_loader.pipeline.stage import Filler, Item, LoopRelay, Opening, Passes
 from swift_loader.pipeline.tally import explained
 from swift_loader.sampling.mixture import Changes, MixPhase
 from swift_loader.sampling.permutation import derive_key
+from swift_loader.worker.mapped import read_in_order
 from swift_loader.worker.stream import forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_worker import is_stateful
 
@@ -143,7 +144,8 @@ class SourceReader:
         length = lengths[self._epoch] = lengths.get(self._epoch) or length_of(source)
         is_iterated = (isinstance(source, Iterable) or self._loop is not None) and not isinstance(source, Sequence)
         if not is_iterated or (length is not None and num_before and begins_alike(source)):
-            return ((number + 1, source[number]) for number in range(num_before, length or len(source)))
+            numbers = range(num_before, length or len(source))
+            return ((number + 1, item) for number, item in zip(numbers, read_in_order(source, numbers), strict=True))
         self._is_iterated = True
         begin = begin if self._has_state else None  # an older state may have one that isn't exact
         if num_before and begin is None and self._past.has_given and self._plain.is_iterator:

@@ -1,6 +1,6 @@
 """The report of a loader: what was measured, what it means, and what would help.
 
-sent ─► began ─fetch─► ─collate─► ─encode─► built ─► received ─decode─► ready ─► its turn ─► delivered
+sent ─► began ─read─► ─fetch─► ─collate─► ─encode─► built ─► received ─decode─► ready ─► its turn ─► delivered
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ _MIN_GAIN = 0.05
 
 _BUSY = 0.5
 """If building waits for a core for more than this share of its time, more workers would wait, too."""
+
+_READING = 0.5
+"""If building waits for reads for more than this share of its time, more reads help rather than more workers."""
 
 _MAX_WORKERS = 8
 _MAX_SLOWEST = 4
@@ -126,6 +129,11 @@ def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advi
     # Of actors, the cores aren't those of this machine.
     if not is_waiting or setup.num_remote or _is_busy(_cpu_use(batches, setup)):
         return ()
+    times = stage_times(batches)
+    read_share = float(times["read"].sum()) / max(1, int(times["build"].sum()))
+    if read_share >= _READING:
+        waited = Verdict.of(observations).wait_share
+        return (Advice(f"mapped(reads={2 * math.ceil(_reads(batches))})", min(1.0, 1 / (1 - read_share * waited) - 1)),)
     trainer_cpu_s = observations.trainer_cpu_s / max(1, observations.num_delivered)
     if setup.worker_type == "thread" or not setup.num_workers:  # the time of building is the trainer's, too
         trainer_cpu_s = max(0.0, trainer_cpu_s - float(batches["cpu_ns"].mean()) / 1e9)
@@ -179,6 +187,8 @@ class Breakdown:
     """One entry per worker, in the order of their numbers. Workers that built none of these batches are missing."""
     cpu: CpuUse | None
     """What the workers do with their cores. None: it wasn't measured."""
+    reads: float = 0.0
+    """How many reads of a mapped dataset each worker has in flight, on average. 0: none is mapped."""
 
     @classmethod
     def of(cls, observations: Observations) -> Breakdown:
@@ -199,6 +209,7 @@ class Breakdown:
                 for number in np.unique(numbers).tolist()
             ),
             cpu=_cpu_use(batches, observations.setup),
+            reads=_reads(batches),
         )
 
 
@@ -229,6 +240,15 @@ def _cpu_use(batches: NDArray[np.void], setup: Setup) -> CpuUse | None:
     delay = np.minimum(np.where(is_known, delay, share * cpu), service - running)  # as elsewhere, where not measured
     shares = float(running.sum()) / total, float(delay.sum()) / total
     return CpuUse(*shares, max(0.0, 1 - sum(shares)))
+
+
+def _reads(batches: NDArray[np.void]) -> float:
+    """Return how many reads each worker has in flight, on average."""
+    if not batches["reading_ns"].any():
+        return 0.0
+    began = batches["began_ns"]
+    span_ns = int((began + stage_times(batches)["build"]).max() - began.min())
+    return float(batches["reading_ns"].sum()) / max(span_ns, 1) / len(np.unique(batches["worker_id"]))
 
 
 def _is_busy(cpu: CpuUse | None) -> bool:
@@ -375,7 +395,8 @@ def _lines(report: Report) -> Iterator[str]:
         busy = [round(100 * one.busy_share) for one in used]
         few = 1 < len(used) <= _MAX_WORKERS
         shares = ", ".join(f"{share} %" for share in busy) if few else f"{_range(busy)} %"
-        yield f"workers are busy {shares} of the time, with {_range([one.num_batches for one in used])} batches"
+        reads = f"; each reads {breakdown.reads:.3g} times at once" if breakdown.reads else ""
+        yield f"workers are busy {shares} of the time, with {_range([one.num_batches for one in used])} batches{reads}"
     if (cpu := breakdown.cpu) is not None:
         yield (
             f"at a batch they run {100 * cpu.running:.0f} %, wait for I/O {100 * cpu.waiting_for_io:.0f} %, wait for a "

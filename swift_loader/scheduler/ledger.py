@@ -143,6 +143,7 @@ class Ledger:
             else:
                 self._end_shard(batch)
         build_s = answer.build_s if isinstance(answer, Answered) else None
+        worker.reads_ahead |= isinstance(answer, Answered) and answer.reads_ahead
         self.workers.pop(worker, batch, build_s, now_s)
         return worker
 

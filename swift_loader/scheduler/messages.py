@@ -58,6 +58,8 @@ class Answered:
     arrival: tuple[int, ...] | None = None
     build_s: float | None = None
     """How long the worker took. None if it has built no batch."""
+    reads_ahead: bool = False
+    """Whether the worker reads for the tasks that it has, so it should have many."""
 
 
 @dataclass(slots=True)

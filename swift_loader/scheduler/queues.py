@@ -77,9 +77,15 @@ class Limits:
     """Until so many workers are there, each has at most one task. Datasets may wait for each other in all of them."""
 
     @classmethod
-    def of(cls, max_in_flight: int | None, max_ready: int | None, num_workers: int, *, in_order: bool) -> Limits:
-        """Return the limits of one loader. What is None is chosen by the number of workers."""
-        num_batches = max_in_flight or default_in_flight(num_workers, in_order=in_order)
+    def of(
+        cls, max_in_flight: int | None, max_ready: int | None, num_workers: int, *, in_order: bool, num_ahead: int = 0
+    ) -> Limits:
+        """Return the limits of one loader. What is None is chosen by the number of workers.
+
+        `num_ahead`: how many tasks each of them should have, to read ahead.
+        """
+        usual = default_in_flight(num_workers, in_order=in_order)
+        num_batches = max_in_flight or max(usual, num_workers * min(num_ahead + 3, MAX_TASKS) if num_ahead else 0)
         # A worker's share and one more, because some are slower than others.
         return cls(num_batches, max_ready or max(2, num_batches // max(1, num_workers) + 1), in_order)
 
@@ -174,6 +180,8 @@ class Worker:
     """Smoothed time to build a batch. Infinite until the first one is known."""
     deviation_s: float = 0.0
     """Smoothed absolute difference from `build_s`."""
+    reads_ahead: bool = False
+    """Whether it reads for the tasks that it has."""
     since_s: float = 0.0
     """When it was killed, or else got to its oldest task, if it has one."""
     stall: Stall | None = None
@@ -208,7 +216,9 @@ class Worker:
         else:
             self.deviation_s += 0.2 * (abs(build_s - self.build_s) - self.deviation_s)
             self.build_s += 0.2 * (build_s - self.build_s)
-        if in_order and self.deviation_s > STEADY_S:
+        if self.reads_ahead:
+            self.max_tasks = MAX_TASKS
+        elif in_order and self.deviation_s > STEADY_S:
             self.max_tasks = 1
         elif self.build_s >= QUEUED_S:  # nearly always
             self.max_tasks = USUAL_TASKS

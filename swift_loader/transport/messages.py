@@ -176,6 +176,12 @@ class Batch(NamedTuple):
     """Dataset index of the sample that took longest to fetch."""
     slow_ns: int = 0
     """How long that took; 0: not measured."""
+    read_ns: int = 0
+    """How long fetching waited for reads of a mapped dataset."""
+    reading_ns: int = 0
+    """How long those reads took, in sum."""
+    reads_ahead: bool = False
+    """Whether the worker reads for the tasks that it has."""
 
     def pack(self) -> bytes:
         """Return the bytes of the message."""

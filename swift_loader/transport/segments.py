@@ -16,7 +16,7 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -297,6 +297,15 @@ class CounterWriter:
     def fetch_one_by_one(self) -> None:
         """Record that the samples are fetched one by one from now on."""
         self.words[NUM_LEFT_OUT] = 0
+
+    @contextmanager
+    def unknown(self) -> Iterator[None]:
+        """Record that it isn't known which sample is being fetched, in the `with` block."""
+        num_left_out, self.words[NUM_LEFT_OUT] = self.words[NUM_LEFT_OUT], _IN_BULK
+        try:
+            yield
+        finally:
+            self.words[NUM_LEFT_OUT] = num_left_out
 
     def leave_out(self) -> None:
         """Record that a sample was left out of the batch."""

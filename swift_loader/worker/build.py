@@ -244,6 +244,7 @@ class BatchBuilder:
             run_delay_ns,
             samples.slow_index,
             samples.slow_ns,
+            *samples.take_reads(),
         )
 
     def _encode(self, batch: Any, arena: Arena) -> Encoded:

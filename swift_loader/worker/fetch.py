@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
-from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, TooManyErrors, noted
+from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, SamplesDraw, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.integers import as_integer
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -28,6 +30,7 @@ from swift_loader.transport.messages import FailureStage, Hung, SampleFailed
 from swift_loader.transport.segments import CounterWriter
 from swift_loader.transport.task import IndexArray, LostKeys, Task
 from swift_loader.worker.failure import BuildError, describe_failure
+from swift_loader.worker.mapped import Ahead
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.torch_worker import Resume, Snapshot, TorchIdentity, TorchMode, is_stateful
 
@@ -69,11 +72,19 @@ class Samples:
     state: bytes | None = None
     """A packed `Snapshot` after the last batch, if one is due."""
 
-    def __init__(self, seeding: Seeding) -> None:
+    coming: Callable[[], Iterable[Task]] = tuple
+    """Returns the tasks after the present one."""
+
+    def __init__(self, seeding: Seeding, dataset: Any = None) -> None:
         self.seeding = seeding
         """Seeds the batches."""
         self.counters = CounterWriter()
         """Show how far the current batch is."""
+        self.ahead = Ahead.of(dataset)
+        """Stands for the dataset if it is mapped: reads samples before they are asked for."""
+        if self.ahead is not None:
+            self.ahead.counters = self.counters
+            seeding.by_sample = True  # else what a sample draws makes the batch be read twice
         self.slow_index = 0
         """Dataset index of the slowest sample of the batch."""
         self.slow_ns = 0
@@ -93,6 +104,16 @@ class Samples:
         batch left for this task.
         """
         raise NotImplementedError
+
+    def _read_ahead(self, task: Task, keys_of: Callable[[Task], Sequence[Any]]) -> None:
+        """Begin to read the samples of a task, and then those of the tasks after it. Only of a mapped dataset."""
+        if self.ahead is not None:
+            self.ahead.begin((task.generation, task.sequence), keys_of(task))
+            self.ahead.follow(((one.generation, one.sequence), partial(keys_of, one)) for one in self.coming())
+
+    def take_reads(self) -> tuple[int, int, bool]:
+        """Return how long a batch has waited for reads, how long these took, and whether it reads ahead."""
+        return (0, 0, False) if self.ahead is None else (*self.ahead.measured(), True)
 
     def note_batch(self, fetch_ns: int, num_samples: int) -> None:
         """Record how long it took to fetch a batch, which decides whether the next one is measured."""
@@ -160,20 +181,20 @@ class PlannedSamples(Samples):
         `hung`: the samples that fail, by epoch and dataset index. There may be more later. `has_handlers`: whether what
         a signal handler raises is the program's, and not an error of the sample that it interrupts.
         """
-        super().__init__(seeding)
+        super().__init__(seeding, dataset)
         self._reader: PlanReader | None = None
         self._has_handlers = has_handlers
         self._num_samples = num_samples
         self._on_error = on_error
         self._hung = {} if hung is None else hung
         self._definitions = definitions
-        self._get_items: Any = getattr(dataset, "__getitems__", None)
+        self._get_items: Any = None if self.ahead is not None else getattr(dataset, "__getitems__", None)
         self._gives_single_samples = _gives_single_samples(dataset)
         """Whether `__getitem__` gives the samples of `__getitems__`."""
         self._may_fail_singly = True
         """False: `__getitems__` returns whole batches, from which no sample can be left out."""
         has_singles = self._gives_single_samples or self._get_items is None
-        self.singles: Any = dataset if has_singles else _Singles(self._get_items)
+        self.singles: Any = self.ahead or (dataset if has_singles else _Singles(self._get_items))
         """Returns one sample for an index."""
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:  # noqa: ARG002
@@ -182,11 +203,23 @@ class PlannedSamples(Samples):
 
     def fetch(self, task: Task) -> Fetched:
         """Return the samples of a batch."""
-        reader = self._reader
-        assert reader is not None, "use_plan comes first"
-        is_planned = task.indices is None
-        indices = reader.batch(task.epoch, task.step).indices.tolist() if is_planned else list(_keys_of(task))
+        indices, reader = self._indices(task), cast(PlanReader, self._reader)
+        try:
+            self._read_ahead(task, self._without_hung)
+        except SamplesDraw as error:
+            raise BuildError(FailureStage.FETCH) from error
         return self.fetch_indices(reader.plan.settings.order.seed, task.epoch, indices)
+
+    def _indices(self, task: Task) -> list[int]:
+        assert self._reader is not None, "use_plan comes first"
+        is_planned = task.indices is None
+        return self._reader.batch(task.epoch, task.step).indices.tolist() if is_planned else list(_keys_of(task))
+
+    def _without_hung(self, task: Task) -> list[int]:
+        """Return the indices that are to be read."""
+        with suppress(BuildError):
+            return [index for index in self._indices(task) if (task.epoch, index) not in self._hung]
+        return []
 
     def fetch_indices(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
         """Return these samples. The caller calls `Seeding.needs_rebuild`.
@@ -379,16 +412,16 @@ class KeyedSamples(Samples):
         """
         # A batch that is built twice would change the dataset's state twice.
         self._saves = is_stateful(dataset)
-        super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and self._saves))
+        super().__init__(Seeding(rng, builds_once=rng is Rng.SAMPLE and self._saves), dataset)
         self._dataset = dataset
         self._mode = mode
         self._seed = seed
         self._worker = worker
-        self._get_items: Any = getattr(dataset, "__getitems__", None) if mode.auto_collation else None
+        gets_items = mode.auto_collation and self.ahead is None
+        self._get_items: Any = getattr(dataset, "__getitems__", None) if gets_items else None
         self._skips_with = skips_with
-        self._singles: Any = (
-            dataset if not self._get_items or _gives_single_samples(dataset) else _Singles(self._get_items)
-        )
+        has_singles = not self._get_items or _gives_single_samples(dataset)
+        self._singles: Any = self.ahead or (dataset if has_singles else _Singles(self._get_items))
         self._num_batches = self._save_at = self._distance = 0
         """How many batches there were, at which number the state is due, and how many came between the last two."""
         self._digests: list[bytes] | None = None
@@ -420,12 +453,12 @@ class KeyedSamples(Samples):
         keys, get_items, is_batch = _keys_of(task), self._get_items, self._mode.auto_collation
         samples = self.counters.begin(in_bulk=bool(get_items))
         try:
-            listed = list(keys) if is_batch else [keys]
+            listed = self._listed(task)
+            self._read_ahead(task, self._listed)
         except Exception as error:
             raise BuildError(FailureStage.FETCH) from harmless(error)
         first = task.step << POSITION_BITS  # unique in the epoch
-        fetching = Fetching(self._seed, task.epoch, range(first, first + len(listed)), samples)
-        self.seeding.begin(fetching)
+        self.seeding.begin(fetching := Fetching(self._seed, task.epoch, range(first, first + len(listed)), samples))
         fetched, failures = None, list[SampleFailed]()
         while True:
             try:
@@ -467,6 +500,9 @@ class KeyedSamples(Samples):
             except Exception as error:
                 raise BuildError(FailureStage.SAVE) from noted(error, SAVES_NONE)
         return Fetched(fetched, failures, len(listed))
+
+    def _listed(self, task: Task) -> list[Any]:
+        return list(_keys_of(task)) if self._mode.auto_collation else [_keys_of(task)]
 
     def _leave_out(self, error: Exception, fetching: Fetching, keys: list[Any], failures: list[SampleFailed]) -> None:
         """Leave the sample that failed out of the batch, and record its failure."""

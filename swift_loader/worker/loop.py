@@ -92,6 +92,7 @@ class TaskLoop:
         self._words = builder.samples.counters.words
         self._slots = slots
         self._queue: deque[Task] = deque()
+        builder.samples.coming = self._queue.copy
         self._plans: deque[messages.NewPlan] = deque()
         """Received plans that aren't used yet."""
 

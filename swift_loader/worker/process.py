@@ -420,6 +420,10 @@ class StackDumper:
             readable = [descriptor for descriptor, _ in poll.poll()]
             if self._stop in readable or not os.read(self._asked, 1):
                 return
+            mapped = sys.modules.get("swift_loader.worker.mapped")
+            if mapped is not None and (stacks := mapped.stacks_of_reads()):
+                with suppress(OSError):  # the pipe is full
+                    os.write(self._traces, stacks.encode())
             faulthandler.dump_traceback(file=self._traces)
 
 

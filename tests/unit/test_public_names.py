@@ -57,6 +57,7 @@ def test_the_public_names_are_these() -> None:
         "RayExecutor",
         "RemoteTraceback",
         "SampleFailure",
+        "SamplesDraw",
         "SharedList",
         "SharedMemoryFull",
         "SharedMemoryLost",
@@ -78,6 +79,7 @@ def test_the_public_names_are_these() -> None:
         "cached",
         "default_collate",
         "distributed",
+        "mapped",
         "sample_rng",
         "to_device",
     ]

@@ -38,6 +38,9 @@ _CODE = b'  File "<string>"'
 _DUMPER = f" in {StackDumper.write_when_asked.__name__}".encode()
 """Where the thread is that writes the stacks."""
 
+_IDLE = b" in _run_all"
+"""Where a thread is that has nothing to read; see `worker.mapped`."""
+
 _HEADS = (b"Thread 0x", b"Current thread 0x")
 
 _STATES = {
@@ -175,8 +178,8 @@ def _of_the_user(lines: list[bytes]) -> list[bytes]:
 
 
 def _is_ours(thread: list[bytes]) -> bool:
-    """Return whether it is the thread that writes the stacks."""
-    return any(_OURS in line and line.endswith(_DUMPER) for line in thread)
+    """Return whether it is the thread that writes the stacks, or one that has nothing to read."""
+    return any(_OURS in line and line.endswith(_DUMPER) for line in thread) or _IDLE in b"".join(thread[1:2])
 
 
 def _state(pid: int) -> str:

@@ -211,6 +211,7 @@ class MessageReader:
         if error is not None:
             return Answered(task, error=error)
         answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        answer.reads_ahead = batch.reads_ahead
         return answer
 
     def _decode(self, worker: Handle, batch: Batch, answer: Answered) -> Exception | None:

@@ -38,7 +38,7 @@ def test_an_empty_report_says_how_to_measure(ask: object) -> None:
 def test_the_json_has_verdict_parts_workers_and_advice() -> None:
     found = json.loads(slow_report().to_json())
     assert found["verdict"]["bound"] == "data-bound"
-    assert [part["name"] for part in found["breakdown"]["parts"]][:3] == ["fetch", "collate", "encode"]
+    assert [part["name"] for part in found["breakdown"]["parts"]][:3] == ["read", "fetch", "collate"]
     assert len(found["breakdown"]["workers"]) == 2
     assert found["advice"][0]["action"] == "worker_per_consumer=6"
     assert found["slowest"][0] == {"index": 0, "seconds": 0.1, "epoch": 0}
