@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
-from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, SamplesDraw, TooManyErrors, noted
+from swift_loader.errors import OF_ALL_SAMPLES, EncodeError, TooManyErrors, noted
 from swift_loader.runtime import is_interrupt
 from swift_loader.sampling.integers import as_integer
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -206,7 +206,7 @@ class PlannedSamples(Samples):
         indices, reader = self._indices(task), cast(PlanReader, self._reader)
         try:
             self._read_ahead(task, self._without_hung)
-        except SamplesDraw as error:
+        except Exception as error:
             raise BuildError(FailureStage.FETCH) from error
         return self.fetch_indices(reader.plan.settings.order.seed, task.epoch, indices)
 
