@@ -7,6 +7,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,6 @@ def test_without_workers_a_batch_that_was_read_survives_an_interrupt() -> None:
     for at in range(points.count - 5, points.count):
         iterator = iter(DataLoader(ItsOwnIterator(), None))
         got = [next(iterator)]
-        with pytest.raises(Interrupt):
-            call(iterator.__next__, Points(at), Interrupt)
+        with suppress(Interrupt):  # a slow `next` has some points more than another
+            got.append(call(iterator.__next__, Points(at), Interrupt))
         assert got + list(iterator) == [*range(6)], f"interrupted at point {at} of {points.count}"
