@@ -88,12 +88,14 @@ def start_ranks(script: str, num_ranks: int, folder: Path, patience_s: int = 30)
     ]
 
 
-def end_ranks(ranks: list[subprocess.Popen[str]], killed: tuple[int, ...] = ()) -> list[list[Any]]:
+def end_ranks(
+    ranks: list[subprocess.Popen[str]], killed: tuple[int, ...] = (), limit_s: float = LIMIT_S
+) -> list[list[Any]]:
     """Wait for ranks that were started. Return what each has reported; those that were killed may have failed."""
     reports = []
     try:
         for number, rank in enumerate(ranks):
-            out, err = rank.communicate(timeout=LIMIT_S)
+            out, err = rank.communicate(timeout=limit_s)
             assert rank.returncode == 0 or number in killed, f"rank {number}: {err}"
             reports.append([json.loads(line) for line in out.splitlines()])
     finally:
@@ -105,7 +107,12 @@ def end_ranks(ranks: list[subprocess.Popen[str]], killed: tuple[int, ...] = ()) 
 
 
 def run_ranks(
-    script: str, num_ranks: int, folder: Path, killed: tuple[int, ...] = (), patience_s: int = 30
+    script: str,
+    num_ranks: int,
+    folder: Path,
+    killed: tuple[int, ...] = (),
+    patience_s: int = 30,
+    limit_s: float = LIMIT_S,
 ) -> list[list[Any]]:
     """Run ranks with this script, and return what each has reported."""
-    return end_ranks(start_ranks(script, num_ranks, folder, patience_s), killed)
+    return end_ranks(start_ranks(script, num_ranks, folder, patience_s), killed, limit_s)

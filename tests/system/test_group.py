@@ -364,8 +364,9 @@ TROUBLES = """
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(200)  # fourteen troubles, one after the other
 def test_ranks_that_are_not_in_step_end_with_an_error(tmp_path: Path) -> None:
-    reports = run_ranks(TROUBLES, 2, tmp_path)
+    reports = run_ranks(TROUBLES, 2, tmp_path, limit_s=180)
     for rank, reported in enumerate(reports):
         elsewhere, another_break, *away, died, given_up, failed, interrupted, closed, resized, refused, inference = (
             reported
