@@ -53,6 +53,16 @@ def test_the_repr_says_verdict_parts_and_advice() -> None:
     assert lines[-1].startswith("worker_per_consumer=6 would bring up to +1")
 
 
+def test_more_reads_are_advised_if_building_waits_for_them() -> None:
+    observations = observe(SLOW, with_workers(2))
+    observations.batches["read_ns"] = observations.batches["fetch_ns"] * 4 // 5
+    observations.batches["reading_ns"] = observations.batches["fetch_ns"] * 3
+    report = Report(observations, COUNTS)
+    assert [part.name for part in report.breakdown.parts if part.share > 0.3] == ["read"]
+    assert report.advice[0].action == "mapped(reads=6)"
+    assert "; each reads 2.7" in repr(report)
+
+
 def test_a_page_has_the_report_and_its_picture_and_needs_nothing_else() -> None:
     report = slow_report()
     page = report.to_html()
