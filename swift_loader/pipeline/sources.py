@@ -144,8 +144,7 @@ class SourceReader:
         length = lengths[self._epoch] = lengths.get(self._epoch) or length_of(source)
         is_iterated = (isinstance(source, Iterable) or self._loop is not None) and not isinstance(source, Sequence)
         if not is_iterated or (length is not None and num_before and begins_alike(source)):
-            numbers = range(num_before, length or len(source))
-            return ((number + 1, item) for number, item in zip(numbers, read_in_order(source, numbers), strict=True))
+            return enumerate(read_in_order(source, range(num_before, length or len(source))), num_before + 1)
         self._is_iterated = True
         begin = begin if self._has_state else None  # an older state may have one that isn't exact
         if num_before and begin is None and self._past.has_given and self._plain.is_iterator:

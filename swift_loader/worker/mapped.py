@@ -51,7 +51,9 @@ _MOST_NBYTES = 1 << 28
 """How many bytes a worker reads ahead at most, as far as the sizes of the samples before tell."""
 
 _WAIT_S = 0.1
-"""Before a call is repeated for the first time. Then twice as long each time."""
+"""Before a call is repeated for the first time. Then twice as long each time, up to the next one."""
+
+_LONGEST_WAIT_S = 60.0
 
 _MEASURED = 16
 """One of so many samples is measured."""
@@ -96,9 +98,9 @@ def mapped(
             may be called by several threads at once can have more than one. None: one, so never two at once. `"auto"`:
             8, and twice as many as long as that brings a worker more, up to 256. `fetch` and `__getitems__` get the
             indices of a batch in so many parts, `__getitem__` gets one.
-        retries: How often a call that raises is repeated, after 0.1 s, 0.2 s, 0.4 s and so on, each half to one and a
-            half times as long. Then `on_error` holds for the sample. The error's notes list the attempts. An IndexError
-            isn't repeated.
+        retries: How often a call that raises is repeated, after 0.1 s, 0.2 s, 0.4 s and so on up to 60 s, each half to
+            one and a half times as long. Then `on_error` holds for the sample. The error's notes list the attempts. An
+            IndexError isn't repeated.
 
     A call for several indices that fails is repeated for each of them alone, so that the one that fails is known.
     A worker reads for all tasks that it has, but at most 256 MiB ahead. Loaders have so many batches in flight that a
@@ -303,7 +305,7 @@ async def retried(
             if number > retries or isinstance(error, IndexError):  # there is no such sample
                 raise noted(error, f"{counted(number, 'attempt')} to {what}: {'; '.join(failed)}")  # noqa: B904 - the user's
         jitter = random.Random(f"{what} {number}").random()  # noqa: S311 - no secret
-        await sleep(_WAIT_S * (1 << number - 1) * (0.5 + jitter))
+        await sleep(min(_WAIT_S * (1 << number - 1), _LONGEST_WAIT_S) * (0.5 + jitter))
 
 
 def draws(source: MappedDataset) -> SamplesDraw:
@@ -725,13 +727,16 @@ def tasks_ahead(dataset: Any, batch_size: Any) -> int:
 
 
 def read_in_order(dataset: Any, numbers: range) -> Iterator[Any]:
-    """Yield the samples with these indices. Those of a mapped dataset are read ahead."""
-    ahead, parts = Ahead.of(dataset), [numbers[at : at + _TOGETHER] for at in range(0, len(numbers), _TOGETHER)]
-    if ahead is None:
-        yield from (dataset[number] for number in numbers)
-        return
-    for place, part in enumerate(parts):
-        ahead.begin(place, part)
-        last = min(place + 1 + tasks_ahead(dataset, _TOGETHER), len(parts))
-        ahead.follow((later, partial(list, parts[later])) for later in range(place + 1, last))
+    """Return the samples with these indices. Those of a mapped dataset are read ahead."""
+    ahead = Ahead.of(dataset)
+    return (dataset[number] for number in numbers) if ahead is None else _read_parts(ahead, dataset, numbers)
+
+
+def _read_parts(ahead: Ahead, dataset: Any, numbers: range) -> Iterator[Any]:
+    size = _TOGETHER * (1 + tasks_ahead(dataset, _TOGETHER))
+    for at in range(0, len(numbers), _TOGETHER):
+        part = numbers[at : at + _TOGETHER]
+        ahead.begin(at, part)
+        later = range(at + _TOGETHER, min(at + size, len(numbers)), _TOGETHER)
+        ahead.follow((place, partial(list, numbers[place : place + _TOGETHER])) for place in later)
         yield from map(ahead.__getitem__, part)

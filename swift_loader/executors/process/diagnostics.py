@@ -179,7 +179,8 @@ def _of_the_user(lines: list[bytes]) -> list[bytes]:
 
 def _is_ours(thread: list[bytes]) -> bool:
     """Return whether it is the thread that writes the stacks, or one that has nothing to read."""
-    return any(_OURS in line and line.endswith(_DUMPER) for line in thread) or _IDLE in b"".join(thread[1:2])
+    top = b"".join(thread[1:2])
+    return any(_OURS in line and line.endswith(_DUMPER) for line in thread) or (_OURS in top and top.endswith(_IDLE))
 
 
 def _state(pid: int) -> str:
